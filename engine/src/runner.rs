@@ -1,0 +1,40 @@
+//! The seam between deciding and computing.
+
+use thiserror::Error;
+
+use crate::plan::{StepOutput, StepPlan};
+
+/// Executes plans. The real one computes a model; a fake one stands in for it in tests.
+pub trait Runner: Send {
+    /// Computes all rows of `plan`, writes their K and V into the blocks, samples. Calls
+    /// `observer.layer_computed(l)` after the K and V of layer l of all rows are in the pool, for l = 0, 1, ...
+    ///
+    /// The output is a function of the sequences' tokens, parameters and KV alone: it does not depend on what else is in
+    /// the plan, nor on how the rows of a sequence are cut into steps.
+    fn execute(&mut self, plan: &StepPlan, observer: &mut dyn LayerObserver) -> Result<StepOutput, RunnerError>;
+}
+
+/// Is told of the progress within a step, on the compute thread: must not block.
+pub trait LayerObserver {
+    /// K and V of `layer` are in the pool for every row of the plan.
+    fn layer_computed(&mut self, layer: u32);
+}
+
+/// An observer that does nothing.
+#[derive(Debug, Default)]
+pub struct NoObserver;
+
+impl LayerObserver for NoObserver {
+    fn layer_computed(&mut self, _layer: u32) {}
+}
+
+/// A step that could not be computed.
+#[derive(Debug, Error)]
+pub enum RunnerError {
+    /// The plan contradicts the model's or the pool's limits.
+    #[error("invalid plan: {0}")]
+    InvalidPlan(String),
+    /// The computation failed.
+    #[error("step failed: {0}")]
+    Failed(String),
+}

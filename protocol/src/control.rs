@@ -1,0 +1,263 @@
+//! The control plane: membership, load reports, jobs and their events.
+//!
+//! A node dials the coordinator and opens one bidirectional stream, the *membership stream*: `Hello` up, `Welcome` or
+//! `Refused` down, then load reports up. For every job the coordinator opens one bidirectional stream to the node: one
+//! [`Job`] down, [`JobEvent`]s up. A reset of that stream, by either side, ends the job: it is the cancel.
+
+use bincode::{Decode, Encode};
+
+use crate::ids::{Epoch, NodeId, RequestId, Role, Ticket};
+use crate::kv::{KvLayout, ModelIdentity};
+use crate::sampling::{FinishReason, SampledToken, SamplingParams, StopRules};
+
+/// What a node says on the membership stream.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub enum NodeMessage {
+    /// First message.
+    Hello(Hello),
+    /// Periodic report, and at once after each change of the drain state.
+    Load(LoadReport),
+}
+
+/// What the coordinator answers on the membership stream.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub enum CoordinatorMessage {
+    /// The node may serve.
+    Welcome,
+    /// The node may not serve; the reason names what differs. The coordinator closes the connection.
+    Refused {
+        /// Why, in one line.
+        reason: String,
+    },
+}
+
+/// A node introduces itself.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct Hello {
+    /// [`crate::PROTOCOL_VERSION`] of the node.
+    pub protocol_version: u16,
+    /// The node's configured name; equals the name in its certificate.
+    pub node: NodeId,
+    /// Random number drawn at process start: tells a restart from a reconnect.
+    pub boot: u64,
+    /// What the node does; equals the role in its certificate.
+    pub role: Role,
+    /// `host:port` under which other nodes reach its KV plane.
+    pub address: String,
+    /// The model it serves.
+    pub model: ModelIdentity,
+    /// Layout of its KV cache.
+    pub layout: KvLayout,
+    /// Blocks of its KV pool.
+    pub total_blocks: u32,
+    /// Most sequences it runs in one step.
+    pub max_num_seqs: u32,
+    /// Longest sequence it can hold, in tokens (prompt and output).
+    pub max_seq_len: u32,
+}
+
+/// State of a node after a step. Reports are cumulative: a lost one costs nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct LoadReport {
+    /// Number of this report, from 1.
+    pub sequence: u64,
+    /// Engine steps since start.
+    pub steps: u64,
+    /// Blocks nobody uses.
+    pub free_blocks: u32,
+    /// Blocks kept only as prefix cache.
+    pub cached_blocks: u32,
+    /// Blocks owned by sequences, reservations and handoffs. `free + cached + owned = total`.
+    pub owned_blocks: u32,
+    /// Sequences in the running batch.
+    pub running: u32,
+    /// Sequences waiting in the engine.
+    pub waiting: u32,
+    /// Open reservations that have not been committed.
+    pub reservations: u32,
+    /// The node takes no new jobs; it finishes those that run.
+    pub draining: bool,
+}
+
+/// First message of a job stream.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub enum Job {
+    /// For prefill nodes.
+    Prefill(PrefillJob),
+    /// For decode nodes.
+    Decode(DecodeJob),
+}
+
+/// Compute a prompt and its first token; push the KV to a decode node.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct PrefillJob {
+    /// The request.
+    pub request: RequestId,
+    /// Attempt.
+    pub epoch: Epoch,
+    /// The prompt.
+    pub token_ids: Vec<u32>,
+    /// How the first token is drawn.
+    pub sampling: SamplingParams,
+    /// When the sequence ends; if the first token ends it, nothing is committed to the decode node.
+    pub stop: StopRules,
+    /// Report the log-probability of every prompt token with the first token.
+    pub prompt_logprobs: bool,
+    /// Where the KV goes; `None` if one token is all that is wanted.
+    pub handoff: Option<HandoffTarget>,
+    /// Milliseconds that the job may take, from arrival on the node to the acknowledged commit.
+    pub deadline_ms: u64,
+}
+
+/// The reservation a prefill node pushes to.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct HandoffTarget {
+    /// The decode node.
+    pub node: NodeId,
+    /// `host:port` of its KV plane.
+    pub address: String,
+    /// The reservation.
+    pub ticket: Ticket,
+    /// Leading blocks the decode node already holds; they are not sent.
+    pub have_blocks: u32,
+}
+
+/// Run the generation loop of one sequence.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct DecodeJob {
+    /// The request.
+    pub request: RequestId,
+    /// Attempt.
+    pub epoch: Epoch,
+    /// Prompt, followed by the tokens generated so far (none with [`KvSource::Handoff`]: the first token comes with the
+    /// commit).
+    pub token_ids: Vec<u32>,
+    /// How many of `token_ids` are the prompt.
+    pub prompt_len: u32,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+    /// When the sequence ends.
+    pub stop: StopRules,
+    /// Where the KV of `token_ids` comes from.
+    pub source: KvSource,
+    /// Milliseconds from arrival until the commit must have happened ([`KvSource::Handoff`]).
+    pub handoff_deadline_ms: u64,
+}
+
+/// Where a decode job's KV comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum KvSource {
+    /// Reserve blocks and wait for a prefill node to push and commit.
+    Handoff,
+    /// Compute it here, in chunks, with the same scheduler.
+    Compute,
+}
+
+/// What a node says on a job stream.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub enum JobEvent {
+    /// Decode: blocks are reserved under `ticket`.
+    Granted {
+        /// Name of the reservation.
+        ticket: Ticket,
+        /// Leading blocks of the prompt that need not be sent.
+        have_blocks: u32,
+    },
+    /// Decode: there are not enough blocks now; the job is over. Another node, or later, may do.
+    Busy {
+        /// Blocks the job needs.
+        needed_blocks: u32,
+        /// Blocks that are free.
+        free_blocks: u32,
+    },
+    /// Prefill: the first token.
+    FirstToken(FirstToken),
+    /// Prefill: the decode node acknowledged the commit; the job is over.
+    HandedOff(HandoffStats),
+    /// Decode: all KV has arrived and the sequence has joined the engine.
+    Committed,
+    /// Decode: one more token.
+    Token {
+        /// The token.
+        token: SampledToken,
+        /// Its step.
+        step: StepTiming,
+    },
+    /// The sequence ended by its stop rules; the job is over. On a prefill node this follows a first token that ends it.
+    Finished(FinishReason),
+    /// The job failed and is over.
+    Failed(JobError),
+}
+
+/// The prefill node's token and what the answer needs from the prefill.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct FirstToken {
+    /// The token; its position is 0.
+    pub token: SampledToken,
+    /// Its step.
+    pub step: StepTiming,
+    /// Prompt tokens taken from the prefix cache.
+    pub cached_tokens: u32,
+    /// Log-probability of each prompt token from the second on, if asked for: `prompt length - 1` values.
+    pub prompt_logprobs: Option<Vec<f32>>,
+}
+
+/// Timing of the step that produced a token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct StepTiming {
+    /// Sequences in the step's batch.
+    pub batch_size: u32,
+    /// Microseconds the sequence waited on this node before the step began (for the first step on a node: since arrival).
+    pub queue_us: u64,
+    /// Microseconds of computing that led to the token (for a prefill: all its chunks).
+    pub compute_us: u64,
+}
+
+/// What a handoff cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct HandoffStats {
+    /// KV payload bytes sent, repeats included.
+    pub bytes: u64,
+    /// Frames sent, repeats included.
+    pub frames: u32,
+    /// Frames that had to be sent again.
+    pub resent: u32,
+    /// Microseconds from the end of the last prefill step to the acknowledged commit.
+    pub exposed_us: u64,
+}
+
+/// Why a job failed.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct JobError {
+    /// What kind of failure.
+    pub kind: JobErrorKind,
+    /// One line for humans; holds no text of any request.
+    pub message: String,
+}
+
+/// Kinds of job failures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum JobErrorKind {
+    /// The node has no room now.
+    Overloaded,
+    /// The node drains or stops.
+    Draining,
+    /// The job contradicts the node's limits or role; it will fail everywhere.
+    Invalid,
+    /// The KV did not reach the decode node.
+    TransferFailed,
+    /// A deadline passed.
+    DeadlineExceeded,
+    /// A fault inside the node.
+    Internal,
+}
+
+impl JobErrorKind {
+    /// True if the same job may succeed elsewhere or later.
+    pub fn is_retryable(self) -> bool {
+        match self {
+            Self::Overloaded | Self::Draining | Self::TransferFailed | Self::DeadlineExceeded | Self::Internal => true,
+            Self::Invalid => false,
+        }
+    }
+}

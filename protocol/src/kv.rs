@@ -1,0 +1,137 @@
+//! The KV layout both ends of a handoff agree on, and what identifies a model.
+
+use std::fmt;
+
+use bincode::{Decode, Encode};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// Element type of the KV cache, in memory and on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum KvDtype {
+    /// IEEE half precision, 2 bytes.
+    F16,
+    /// IEEE single precision, 4 bytes.
+    F32,
+}
+
+impl KvDtype {
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+
+    /// The type's word in configuration and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::F32 => "f32",
+        }
+    }
+}
+
+/// Shape of the KV cache. The canonical order of bytes is (layer, block, K then V, kv head, token, dim), little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub struct KvLayout {
+    /// Layers that own a cache.
+    pub num_layers: u32,
+    /// KV heads of a layer.
+    pub num_kv_heads: u32,
+    /// Elements of one head's key, and of its value.
+    pub head_dim: u32,
+    /// Tokens of one block.
+    pub block_tokens: u32,
+    /// Element type.
+    pub dtype: KvDtype,
+}
+
+impl KvLayout {
+    /// Bytes of one block in one layer (K and V).
+    pub fn layer_block_bytes(&self) -> usize {
+        2 * self.num_kv_heads as usize * self.block_tokens as usize * self.head_dim as usize * self.dtype.size()
+    }
+
+    /// Bytes of one block in all layers.
+    pub fn block_bytes(&self) -> usize {
+        self.layer_block_bytes() * self.num_layers as usize
+    }
+
+    /// Blocks that hold `tokens` tokens.
+    pub fn blocks_for(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.block_tokens as usize)
+    }
+}
+
+impl fmt::Display for KvLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} layers x {} kv heads x {} dims, {} tokens a block, {}",
+            self.num_layers,
+            self.num_kv_heads,
+            self.head_dim,
+            self.block_tokens,
+            self.dtype.as_str()
+        )
+    }
+}
+
+/// What identifies the function from tokens to logits that a node computes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub struct ModelIdentity {
+    /// Architecture word of the model file, for example `llama`.
+    pub architecture: String,
+    /// Size of the vocabulary, in tokens.
+    pub vocab_size: u32,
+    /// Hash of the tokenizer (vocabulary and merges) that belongs to the weights.
+    pub tokenizer_hash: u64,
+    /// Hash of all weight bytes and shapes.
+    pub weights_hash: u128,
+    /// Arithmetic of the node: compute mode and CPU feature level (for example `quantised/avx512-vnni`). Nodes that
+    /// would round differently must not serve one request together.
+    pub numerics: String,
+}
+
+/// Hash over a [`ModelIdentity`] and a [`KvLayout`]: equal on all nodes of a cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Encode, Decode)]
+pub struct Fingerprint(pub u128);
+
+impl Fingerprint {
+    /// Fingerprint of a model served with a layout.
+    pub fn new(model: &ModelIdentity, layout: &KvLayout) -> Self {
+        Self(xxh3_128(format!("{model:?}|{layout:?}").as_bytes()))
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fingerprint({self})")
+    }
+}
+
+/// Says in words how two (model, layout) pairs differ; empty if they do not.
+pub fn differences(ours: (&ModelIdentity, &KvLayout), theirs: (&ModelIdentity, &KvLayout)) -> Vec<String> {
+    let mut out = Vec::new();
+    let mut differ = |what: &str, a: &dyn fmt::Display, b: &dyn fmt::Display| {
+        let (a, b) = (a.to_string(), b.to_string());
+        if a != b {
+            out.push(format!("{what}: cluster has {a}, node has {b}"));
+        }
+    };
+    let ((m, l), (n, k)) = (ours, theirs);
+    differ("architecture", &m.architecture, &n.architecture);
+    differ("vocabulary size", &m.vocab_size, &n.vocab_size);
+    differ("tokenizer hash", &format_args!("{:016x}", m.tokenizer_hash), &format_args!("{:016x}", n.tokenizer_hash));
+    differ("weights hash", &format_args!("{:032x}", m.weights_hash), &format_args!("{:032x}", n.weights_hash));
+    differ("numerics", &m.numerics, &n.numerics);
+    differ("KV layout", l, k);
+    out
+}

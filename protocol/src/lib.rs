@@ -1,0 +1,24 @@
+//! Words on the wire: ids, sampling parameters, control messages, KV layout and frames, and the one codec. Pure.
+//!
+//! Only what crosses a process boundary lives here. Nothing in this crate reads a clock, a file or a socket.
+//!
+//! * [`ids`]: names of requests, nodes, reservations and their generations.
+//! * [`sampling`]: how tokens are drawn and when a sequence ends; what a sampled token looks like.
+//! * [`control`]: the control plane (`baton-ctl/1`): membership, load reports, jobs and their events.
+//! * [`kv`]: the KV layout both ends of a handoff agree on, and the model identity.
+//! * [`transfer`]: the KV plane (`baton-kv/1`): open, frame, commit and their answers.
+//! * [`codec`]: length-prefixed, versioned, bounded encoding of every message above.
+
+pub mod codec;
+pub mod control;
+pub mod ids;
+pub mod kv;
+pub mod sampling;
+pub mod transfer;
+
+/// Version of every message in this crate. Peers with another version are refused at `Hello`.
+pub const PROTOCOL_VERSION: u16 = 1;
+/// ALPN of the control plane.
+pub const ALPN_CONTROL: &[u8] = b"baton-ctl/1";
+/// ALPN of the KV plane.
+pub const ALPN_KV: &[u8] = b"baton-kv/1";
