@@ -1,1 +1,57 @@
-//! config
+//! Typed configuration: parsed once, checked once, handed out by section. The only reader of the environment.
+//!
+//! Life of a setting:
+//! 1. `sections.rs` states it: name, default, one line with its unit, legal values.
+//! 2. The file given by `--config` may set it, then `BATON_SECTION__FIELD`, then `--set section.field=value`.
+//! 3. Each value is checked where it is read, so that an error names the line, variable or argument.
+//! 4. Values that contradict each other are found when all are known.
+//! 5. A room receives its own section, never the whole.
+
+mod args;
+mod field;
+mod sections;
+mod types;
+
+use serde::{Deserialize, Serialize};
+
+pub use args::ConfigArgs;
+pub use field::{Field, Kind, Section, Text};
+pub use sections::{
+    ClusterConfig, CoordinatorConfig, EngineConfig, LimitsConfig, ModelConfig, NodeConfig, TelemetryConfig,
+    TransferConfig,
+};
+pub use types::{Compute, KvDtypeConfig, LogFormat, Secret};
+
+/// The whole configuration of a process. All three kinds of process read the same file and use what concerns them.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Membership and links.
+    pub cluster: ClusterConfig,
+    /// The model that is served.
+    pub model: ModelConfig,
+    /// Batching and the KV pool.
+    pub engine: EngineConfig,
+    /// What clients may ask for.
+    pub limits: LimitsConfig,
+    /// The front door.
+    pub coordinator: CoordinatorConfig,
+    /// A prefill or decode node.
+    pub node: NodeConfig,
+    /// Moving KV blocks.
+    pub transfer: TransferConfig,
+    /// Logs.
+    pub telemetry: TelemetryConfig,
+}
+
+/// All sections, in file order.
+pub const SECTIONS: &[Section] = &[
+    ClusterConfig::SECTION,
+    ModelConfig::SECTION,
+    EngineConfig::SECTION,
+    LimitsConfig::SECTION,
+    CoordinatorConfig::SECTION,
+    NodeConfig::SECTION,
+    TransferConfig::SECTION,
+    TelemetryConfig::SECTION,
+];

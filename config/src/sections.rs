@@ -1,0 +1,186 @@
+//! The sections and their fields. Each field: one default, one line with its unit, its legal values.
+
+use crate::field::{Kind, Text, int, millis, section};
+use crate::types::{Compute, KvDtypeConfig, LogFormat, Secret};
+
+section! {
+    /// Who belongs to the cluster, and the links between its processes.
+    ClusterConfig = "cluster" {
+        /// Path of the cluster's certificate authority (PEM).
+        ca_cert_path: String = String::new(), Kind::Text(Text::Any);
+        /// Path of this process's certificate (PEM).
+        cert_path: String = String::new(), Kind::Text(Text::Any);
+        /// Path of this process's private key (PEM).
+        key_path: String = String::new(), Kind::Text(Text::Any);
+        /// A silent link counts as lost after this time, in milliseconds.
+        idle_timeout_ms: u64 = 1_500, millis();
+        /// A sign of life is sent on an idle link this often, in milliseconds.
+        keep_alive_ms: u64 = 300, millis();
+        /// Longest wait for a new link to another process, in milliseconds.
+        connect_timeout_ms: u64 = 3_000, millis();
+    }
+}
+
+section! {
+    /// The model that is served. All processes of a cluster name the same one.
+    ModelConfig = "model" {
+        /// A GGUF file, or a directory with config.json, tokenizer.json and safetensors files.
+        path: String = String::new(), Kind::Text(Text::Any);
+        /// Name clients use; empty takes the name in the model's files.
+        model_name: String = String::new(), Kind::Text(Text::Any);
+        /// Further names under which clients may ask for the model.
+        model_aliases: Vec<String> = Vec::new(), Kind::List { item: Text::NonEmpty, min_items: 0 };
+        /// What the weights are multiplied in.
+        compute: Compute = Compute::Quantised, Kind::Choice(&["quantised", "float32"]);
+        /// Element type of the KV cache.
+        kv_dtype: KvDtypeConfig = KvDtypeConfig::F16, Kind::Choice(&["f16", "f32"]);
+    }
+}
+
+section! {
+    /// Batching and the KV pool of a node.
+    EngineConfig = "engine" {
+        /// Length of a KV block, in tokens.
+        kv_block_tokens: usize = 16, int(1, 1_024);
+        /// Size of the KV pool, in tokens; a whole number of blocks.
+        kv_pool_tokens: usize = 32_768, int(1, 1 << 30);
+        /// Most sequences in one step.
+        max_num_seqs: usize = 64, int(1, 4_096);
+        /// Most rows (tokens of all sequences together) in one step.
+        max_batch_tokens: usize = 512, int(1, 65_536);
+        /// Most rows of one prompt in one step.
+        prefill_chunk_tokens: usize = 256, int(1, 65_536);
+        /// Compute threads.
+        threads: usize = 1, int(1, 1_024);
+    }
+}
+
+section! {
+    /// How much a client may ask for, and how much is held at once.
+    LimitsConfig = "limits" {
+        /// Longest prompt, in tokens; also bounded by max_seq_len - 1 and by the model.
+        max_input_token_len: usize = 8_192, int(1, 1_048_576);
+        /// Longest prompt and answer together, in tokens; also bounded by the model.
+        max_seq_len: usize = 8_192, int(2, 1_048_576);
+        /// Longest answer, in tokens.
+        max_iter_times: usize = 512, int(1, 1_048_576);
+        /// One token more than max_iter_times where that limit, not the client's, ends an answer.
+        extra_decode_iteration: bool = true, Kind::Bool;
+        /// Longest prompt, in Unicode characters.
+        max_input_chars: usize = 4_194_304, int(1, 1 << 30);
+        /// Longest request body, in bytes.
+        max_body_bytes: usize = 41_943_040, int(1_024, 1 << 32);
+        /// Most requests held at once, queued and running.
+        max_concurrent_requests: usize = 512, int(1, 1_000_000);
+        /// Most requests waiting for a node.
+        max_queued_requests: usize = 256, int(1, 1_000_000);
+        /// Most memory held by waiting requests, in bytes.
+        max_queued_bytes: usize = 268_435_456, int(1_024, 1 << 40);
+        /// Most stop strings in a request.
+        max_stop_strings: usize = 1_024, int(1, 65_536);
+        /// Longest stop string of a request, in Unicode characters.
+        max_stop_string_chars: usize = 1_024, int(1, 1_048_576);
+        /// All stop strings of a request together, in Unicode characters.
+        max_stop_total_chars: usize = 32_768, int(1, 16_777_216);
+    }
+}
+
+section! {
+    /// The front door.
+    CoordinatorConfig = "coordinator" {
+        /// Address or host name on which clients are served.
+        http_host: String = "127.0.0.1".to_owned(), Kind::Text(Text::NonEmpty);
+        /// TCP port on which clients are served; 0 takes a free one.
+        http_port: u16 = 8_080, int(0, 65_535);
+        /// UDP address on which nodes are met.
+        listen: String = "127.0.0.1:7600".to_owned(), Kind::Text(Text::BindAddress);
+        /// HTTP worker threads.
+        http_workers: usize = 2, int(1, 256);
+        /// Longest wait for a node, in milliseconds.
+        queue_timeout_ms: u64 = 60_000, millis();
+        /// Longest wait for a decode node's answer to a reservation, in milliseconds.
+        reserve_timeout_ms: u64 = 5_000, millis();
+        /// Longest wait for the first token, in milliseconds.
+        prefill_timeout_ms: u64 = 120_000, millis();
+        /// Longest wait between the first token and the KV cache's arrival on the decode node, in milliseconds.
+        handoff_timeout_ms: u64 = 30_000, millis();
+        /// Longest gap between two tokens, in milliseconds.
+        inter_token_timeout_ms: u64 = 30_000, millis();
+        /// At shutdown, longest wait for running requests, in milliseconds.
+        drain_timeout_ms: u64 = 30_000, millis();
+        /// Longest wait for a request's head, in milliseconds.
+        request_head_timeout_ms: u64 = 10_000, millis();
+        /// A comment is sent on an idle event stream this often, in milliseconds.
+        stream_keep_alive_ms: u64 = 15_000, millis();
+        /// A client that takes no bytes for this long is given up, in milliseconds.
+        client_stall_timeout_ms: u64 = 30_000, millis();
+        /// Tokens kept for a slow client before its request is ended.
+        stream_buffer_tokens: usize = 4_096, int(1, 1_048_576);
+        /// Keys of which clients must send one; none lets everybody in.
+        api_keys: Vec<Secret> = Vec::new(), Kind::List { item: Text::Secret, min_items: 0 };
+        /// Accept a seed of 0.
+        allow_seed_zero: bool = false, Kind::Bool;
+        /// top_k of sampled requests where neither the client nor the model's files give one.
+        default_top_k: u32 = 1_000, int(1, 2_147_483_647);
+    }
+}
+
+section! {
+    /// A prefill or decode node.
+    NodeConfig = "node" {
+        /// The node's name, unique in the cluster; the one in its certificate.
+        id: String = String::new(), Kind::Text(Text::NodeName);
+        /// UDP address to bind.
+        listen: String = "127.0.0.1:0".to_owned(), Kind::Text(Text::BindAddress);
+        /// host:port under which others reach this node; empty takes the bound address.
+        advertise: String = String::new(), Kind::Text(Text::OptionalDialAddress);
+        /// host:port of every coordinator.
+        coordinators: Vec<String> = vec!["127.0.0.1:7600".to_owned()], Kind::List { item: Text::DialAddress, min_items: 1 };
+        /// A load report is sent this often, in milliseconds.
+        load_report_interval_ms: u64 = 50, millis();
+        /// First wait before dialling a lost coordinator again, in milliseconds.
+        reconnect_min_ms: u64 = 100, millis();
+        /// Longest wait before dialling a lost coordinator again, in milliseconds.
+        reconnect_max_ms: u64 = 2_000, millis();
+        /// At shutdown, longest wait for running jobs, in milliseconds.
+        drain_timeout_ms: u64 = 30_000, millis();
+        /// Most jobs held at once; more are refused as busy.
+        max_jobs: usize = 256, int(1, 65_536);
+        /// TCP address for GET /metrics; empty turns it off.
+        metrics_listen: String = String::new(), Kind::Text(Text::OptionalBindAddress);
+    }
+}
+
+section! {
+    /// Moving KV blocks between nodes.
+    TransferConfig = "transfer" {
+        /// Size of a KV frame, in bytes.
+        frame_bytes: usize = 524_288, int(4_096, 4_194_304);
+        /// Most computed but unsent KV data on a prefill node, in bytes.
+        staging_bytes: usize = 67_108_864, int(4_096, 1 << 40);
+        /// Largest UDP payload, in bytes; the network must carry it.
+        datagram_bytes: u16 = 1_452, int(1_200, 65_000);
+        /// Let the kernel cut one send into many datagrams (GSO).
+        gso: bool = true, Kind::Bool;
+        /// Flow-control window of a connection, in bytes.
+        window_bytes: u64 = 16_777_216, int(65_536, 1 << 32);
+        /// Congestion window of a new connection, in bytes.
+        initial_window_bytes: u64 = 4_194_304, int(2_400, 1 << 32);
+        /// Send and receive buffer asked of the kernel for a UDP socket, in bytes.
+        socket_buffer_bytes: usize = 8_388_608, int(65_536, 1 << 30);
+        /// Longest wait for the receiver's answer to a commit, in milliseconds.
+        commit_timeout_ms: u64 = 10_000, millis();
+        /// Most times the frames of one handoff are sent again before it fails.
+        max_resends: u32 = 8, int(0, 1_000);
+    }
+}
+
+section! {
+    /// Logs.
+    TelemetryConfig = "telemetry" {
+        /// Least severe level that is logged.
+        log_level: String = "info".to_owned(), Kind::Choice(&["off", "error", "warn", "info", "debug", "trace"]);
+        /// Shape of a log line.
+        log_format: LogFormat = LogFormat::Human, Kind::Choice(&["human", "json"]);
+    }
+}

@@ -1,0 +1,70 @@
+//! Types of fields that are not plain numbers or strings.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What the weights are multiplied in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Compute {
+    /// As stored: 4 and 8 bit weights against 8 bit activations, everything else as float32.
+    #[default]
+    Quantised,
+    /// Everything widened to float32: slower, closest to the reference.
+    Float32,
+}
+
+/// Element type of the KV cache. All nodes of a cluster must agree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvDtypeConfig {
+    /// Half precision: half the memory and half the bytes of a handoff.
+    #[default]
+    F16,
+    /// Single precision.
+    F32,
+}
+
+/// Shape of a log line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// For a terminal.
+    #[default]
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+/// A string that is never printed: neither by `Debug` nor by `Config::to_toml`.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// What is printed in place of a secret; refused as a value.
+    pub const HIDDEN: &str = "(hidden)";
+
+    /// Wraps `value`.
+    pub fn new(value: impl Into<String>) -> Self {
+        Self(value.into())
+    }
+
+    /// The secret itself, for comparing.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(Self::HIDDEN)
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(Self::HIDDEN)
+    }
+}
