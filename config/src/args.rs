@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::{Config, ConfigError};
+
 /// Arguments about configuration, to be flattened into a program's own.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ConfigArgs {
@@ -19,4 +21,17 @@ pub struct ConfigArgs {
     /// Check the configuration and exit.
     #[arg(long)]
     pub check: bool,
+}
+
+impl ConfigArgs {
+    /// What to print before exiting, where the arguments ask about the configuration instead of a run.
+    ///
+    /// # Errors
+    /// As [`Config::to_toml`].
+    pub fn answer(&self, config: &Config) -> Result<Option<String>, ConfigError> {
+        if self.print_config {
+            return config.to_toml().map(Some);
+        }
+        Ok(self.check.then(|| "the configuration is valid\n".to_owned()))
+    }
 }

@@ -8,14 +8,23 @@
 //! 5. A room receives its own section, never the whole.
 
 mod args;
+mod check;
+mod error;
 mod field;
+mod load;
+mod reference;
 mod sections;
+mod suggest;
 mod types;
+mod value;
 
 use serde::{Deserialize, Serialize};
 
 pub use args::ConfigArgs;
+pub use error::{ConfigError, Origin, Setting};
 pub use field::{Field, Kind, Section, Text};
+pub use load::{Sources, load, load_from};
+pub use reference::reference;
 pub use sections::{
     ClusterConfig, CoordinatorConfig, EngineConfig, LimitsConfig, ModelConfig, NodeConfig, TelemetryConfig,
     TransferConfig,
@@ -55,3 +64,15 @@ pub const SECTIONS: &[Section] = &[
     TransferConfig::SECTION,
     TelemetryConfig::SECTION,
 ];
+
+impl Config {
+    /// The whole configuration as a file that `--config` reads, secrets hidden.
+    ///
+    /// # Errors
+    /// None in practice: every field has a TOML form.
+    pub fn to_toml(&self) -> Result<String, ConfigError> {
+        toml::to_string(self).map_err(|error| ConfigError::Internal {
+            reason: error.to_string(),
+        })
+    }
+}
