@@ -1,1 +1,3 @@
-//! model
+//! The language model: weights, arithmetic, KV pool, samplers; implements the engine's [`Runner`](engine::runner::Runner).
+
+pub mod kv_pool;

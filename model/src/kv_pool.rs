@@ -1,0 +1,552 @@
+//! The bytes of the KV cache: one arena for all layers and blocks, and the rules under which it is read and written.
+//!
+//! Within a (layer, block) the bytes lie in the canonical order of [`protocol::kv::KvLayout`]: K then V, kv head, token,
+//! dim, little-endian. The arena itself is `[layer][block]`, so one layer's blocks are contiguous.
+//!
+//! Life of a block's bytes. A block is *idle* until somebody claims it:
+//!
+//! * a step claims all blocks of its plan ([`KvPool::claim`]) and reads and writes them through [`StepAccess`];
+//! * a handoff claims the blocks of its reservation ([`KvPool::writer`]) until [`KvWriter::revoke`] or its drop;
+//! * [`KvPool::gather`] copies blocks out, on the thread of the running step or on any thread while the blocks are idle.
+//!
+//! A claim that contradicts another is refused with an error, whoever made the mistake: bytes are never written by two
+//! owners, nor read while they are written. That exclusion is what the `unsafe` blocks of this module rest on.
+
+#![allow(
+    unsafe_code,
+    reason = "several threads write disjoint blocks of one arena, which no safe slice type can express"
+)]
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
+
+use bytes::Bytes;
+use engine::plan::BlockId;
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use memmap2::MmapMut;
+use protocol::kv::{KvDtype, KvLayout};
+use thiserror::Error;
+
+/// Claimed by a handoff.
+const WRITER: u32 = 1 << 31;
+/// Claimed by the running step.
+const STEP: u32 = 1 << 30;
+/// Number of copies being taken.
+const READERS: u32 = STEP - 1;
+
+#[cfg(target_endian = "big")]
+compile_error!("the canonical KV byte order is little-endian and the pool stores it as is");
+
+/// Why KV bytes could not be read or written.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum KvError {
+    /// The pool could not be allocated.
+    #[error("KV pool of {blocks} blocks ({bytes} bytes) cannot be allocated: {reason}")]
+    Allocation {
+        /// Blocks asked for.
+        blocks: usize,
+        /// Their bytes.
+        bytes: u128,
+        /// What the system said.
+        reason: String,
+    },
+    /// A block id that the pool does not have.
+    #[error("block {block} does not exist, the pool has {total} blocks")]
+    NoSuchBlock {
+        /// The id.
+        block: u32,
+        /// Blocks of the pool.
+        total: u32,
+    },
+    /// A layer range that the pool does not have.
+    #[error("layers {start}..{end} do not exist, the pool has {total} layers")]
+    NoSuchLayers {
+        /// First layer.
+        start: u32,
+        /// One past the last layer.
+        end: u64,
+        /// Layers of the pool.
+        total: u32,
+    },
+    /// A block range outside of what a [`KvWriter`] owns.
+    #[error("block indices {start}..{end} are outside of the reservation's {owned} blocks")]
+    OutsideReservation {
+        /// First index.
+        start: u32,
+        /// One past the last index.
+        end: u64,
+        /// Blocks of the reservation.
+        owned: u32,
+    },
+    /// A payload whose length contradicts its ranges.
+    #[error("payload has {found} bytes, {expected} were expected")]
+    PayloadLength {
+        /// Bytes that the ranges call for.
+        expected: u64,
+        /// Bytes given.
+        found: u64,
+    },
+    /// The block is claimed by somebody else.
+    #[error("block {block} is in use by {holder}")]
+    Busy {
+        /// The block.
+        block: u32,
+        /// Who holds it.
+        holder: &'static str,
+    },
+    /// A second step was started while one runs.
+    #[error("a step already runs on this pool")]
+    StepRuns,
+    /// The writer was revoked.
+    #[error("the handoff's write access was revoked")]
+    Revoked,
+}
+
+/// The arena. Shared by the compute thread and the network tasks of a node.
+pub struct KvPool {
+    layout: KvLayout,
+    total_blocks: u32,
+    /// Bytes of one (layer, block).
+    chunk: usize,
+    base: *mut u8,
+    /// Keeps the arena mapped; its bytes are touched through `base` only.
+    _arena: MmapMut,
+    /// Claims, one word per block.
+    claims: Vec<AtomicU32>,
+    /// The thread whose step runs.
+    step: Mutex<Option<ThreadId>>,
+}
+
+// SAFETY: `base` points into `_arena`, which lives as long as the pool and never moves. Every access through it is
+// covered by a claim (see the module's head), and claims are atomic: two threads never hold contradicting ones.
+unsafe impl Send for KvPool {}
+// SAFETY: as above; all methods take `&self` and synchronise through `claims` and `step`.
+unsafe impl Sync for KvPool {}
+
+impl std::fmt::Debug for KvPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KvPool")
+            .field("layout", &self.layout)
+            .field("total_blocks", &self.total_blocks)
+            .finish()
+    }
+}
+
+impl KvPool {
+    /// Allocates a pool of `total_blocks` blocks. Memory is zero and is taken from the system when first touched; huge
+    /// pages are asked for.
+    ///
+    /// # Errors
+    /// [`KvError::Allocation`] if `total_blocks` is 0, the layout has a zero dimension, or the system refuses.
+    pub fn new(layout: KvLayout, total_blocks: usize) -> Result<Self, KvError> {
+        let bytes = layout.layer_block_bytes() as u128 * u128::from(layout.num_layers) * total_blocks as u128;
+        let failed = |reason: &str| KvError::Allocation {
+            blocks: total_blocks,
+            bytes,
+            reason: reason.to_owned(),
+        };
+        if bytes == 0 {
+            return Err(failed(
+                "the number of blocks and every dimension of the layout must be above 0",
+            ));
+        }
+        let total = u32::try_from(total_blocks).map_err(|_| failed("at most 2^32 - 1 blocks can be numbered"))?;
+        let len = usize::try_from(bytes).ok().filter(|&n| n <= isize::MAX as usize);
+        let mut arena = MmapMut::map_anon(len.ok_or_else(|| failed("larger than the address space"))?)
+            .map_err(|e| failed(&e.to_string()))?;
+        #[cfg(target_os = "linux")]
+        if let Err(error) = arena.advise(memmap2::Advice::HugePage) {
+            tracing::debug!(%error, "no huge pages for the KV pool");
+        }
+        Ok(Self {
+            layout,
+            total_blocks: total,
+            chunk: layout.layer_block_bytes(),
+            base: arena.as_mut_ptr(),
+            _arena: arena,
+            claims: (0..total_blocks).map(|_| AtomicU32::new(0)).collect(),
+            step: Mutex::new(None),
+        })
+    }
+
+    /// Shape of the cache.
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// Number of blocks.
+    pub fn total_blocks(&self) -> usize {
+        self.total_blocks as usize
+    }
+
+    /// Claims `blocks` for one step of the calling thread. A block may occur several times (shared prefix).
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchBlock`], [`KvError::Busy`] if a handoff or a copy holds one of the blocks,
+    /// [`KvError::StepRuns`] if another step holds a claim.
+    pub fn claim<'a>(&'a self, blocks: &'a [BlockId]) -> Result<StepAccess<'a>, KvError> {
+        {
+            let mut step = lock(&self.step);
+            if step.is_some() {
+                return Err(KvError::StepRuns);
+            }
+            *step = Some(std::thread::current().id());
+        }
+        // From here on the guard's drop undoes whatever was claimed.
+        let mut access = StepAccess {
+            pool: self,
+            blocks: &blocks[..0],
+        };
+        for (i, block) in blocks.iter().enumerate() {
+            let word = self.claim_word(*block)?;
+            match word.compare_exchange(0, STEP, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) | Err(STEP) => access.blocks = &blocks[..=i],
+                Err(held) => return Err(busy(*block, held)),
+            }
+        }
+        Ok(access)
+    }
+
+    /// Claims `blocks` for the writes of one handoff: exclusive until the writer is revoked or dropped.
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchBlock`], [`KvError::Busy`] if somebody holds one of the blocks (also: a block named twice).
+    pub fn writer(self: &Arc<Self>, blocks: Vec<BlockId>) -> Result<KvWriter, KvError> {
+        for (i, block) in blocks.iter().enumerate() {
+            let taken = self.claim_word(*block).and_then(|word| {
+                word.compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed)
+                    .map_err(|held| busy(*block, held))
+            });
+            if let Err(error) = taken {
+                self.unclaim(&blocks[..i], WRITER);
+                return Err(error);
+            }
+        }
+        Ok(KvWriter {
+            pool: Arc::clone(self),
+            blocks,
+            open: Mutex::new(true),
+        })
+    }
+
+    /// Copies `blocks` of `layers` out in canonical order: for each layer, for each block in the order given, its
+    /// [`KvLayout::layer_block_bytes`] bytes.
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchLayers`], [`KvError::NoSuchBlock`]; [`KvError::Busy`] if a handoff writes one of the blocks, or
+    /// a step of another thread holds it. Within the observer of a step its own blocks can be copied.
+    pub fn gather(&self, layers: Range<u32>, blocks: &[BlockId]) -> Result<Bytes, KvError> {
+        self.check_layers(layers.start, u64::from(layers.end))?;
+        let mut out = Vec::with_capacity(layers.len() * blocks.len() * self.chunk);
+        let claim = ReadClaim::take(self, blocks)?;
+        for layer in layers {
+            for block in blocks {
+                // SAFETY: both indices were checked. `claim` keeps writers of other threads out of the block; a step of
+                // this thread writes within `write_token` only, which is not running.
+                out.extend_from_slice(unsafe { self.chunk_ref(layer, *block) });
+            }
+        }
+        drop(claim);
+        Ok(Bytes::from(out))
+    }
+
+    fn check_layers(&self, start: u32, end: u64) -> Result<(), KvError> {
+        if u64::from(start) <= end && end <= u64::from(self.layout.num_layers) {
+            Ok(())
+        } else {
+            Err(KvError::NoSuchLayers {
+                start,
+                end,
+                total: self.layout.num_layers,
+            })
+        }
+    }
+
+    fn claim_word(&self, block: BlockId) -> Result<&AtomicU32, KvError> {
+        self.claims.get(block.0 as usize).ok_or(KvError::NoSuchBlock {
+            block: block.0,
+            total: self.total_blocks,
+        })
+    }
+
+    /// Ends the claim of kind `bit` on blocks that hold it. Repeated blocks are harmless.
+    fn unclaim(&self, blocks: &[BlockId], bit: u32) {
+        for block in blocks {
+            self.claims[block.0 as usize].fetch_and(!bit, Ordering::Release);
+        }
+    }
+
+    /// Start of a (layer, block).
+    ///
+    /// # Panics
+    /// If an index is out of range.
+    fn chunk_ptr(&self, layer: u32, block: BlockId) -> *mut u8 {
+        assert!(
+            layer < self.layout.num_layers && block.0 < self.total_blocks,
+            "indices are checked by the caller"
+        );
+        let index = layer as usize * self.total_blocks as usize + block.0 as usize;
+        // SAFETY: the arena holds num_layers * total_blocks chunks and the assertion bounds `index` by that, so the
+        // offset stays within one allocation.
+        unsafe { self.base.add(index * self.chunk) }
+    }
+
+    /// # Safety
+    /// Nobody writes the (layer, block) while the slice lives.
+    unsafe fn chunk_ref(&self, layer: u32, block: BlockId) -> &[u8] {
+        let start = self.chunk_ptr(layer, block);
+        // SAFETY: `chunk` bytes from there belong to the arena, are initialised (zero pages at first), and the caller
+        // keeps writers away.
+        unsafe { std::slice::from_raw_parts(start, self.chunk) }
+    }
+}
+
+/// The blocks of one running step: read and written by the thread that computes it. Ends with its drop.
+#[derive(Debug)]
+pub struct StepAccess<'a> {
+    pool: &'a KvPool,
+    /// What is claimed so far.
+    blocks: &'a [BlockId],
+}
+
+impl StepAccess<'_> {
+    /// The pool.
+    pub fn pool(&self) -> &KvPool {
+        self.pool
+    }
+
+    /// Bytes of a (layer, block), canonical order.
+    ///
+    /// # Panics
+    /// If the block is not claimed by this step or the layer does not exist: plans are checked before they are
+    /// computed.
+    pub fn block(&self, layer: u32, block: BlockId) -> &[u8] {
+        self.assert_claimed(block);
+        // SAFETY: the step's claim keeps handoffs and other steps away; this step writes through `&mut self` only.
+        unsafe { self.pool.chunk_ref(layer, block) }
+    }
+
+    /// Stores the key and the value of one token: `num_kv_heads * head_dim` numbers each, head by head, rounded to the
+    /// pool's element type. `slot` is the token's place in the block.
+    ///
+    /// # Panics
+    /// As [`Self::block`], and if `slot` or a length does not fit the layout.
+    pub fn write_token(&mut self, layer: u32, block: BlockId, slot: usize, key: &[f32], value: &[f32]) {
+        self.assert_claimed(block);
+        let layout = &self.pool.layout;
+        let (tokens, dim) = (layout.block_tokens as usize, layout.head_dim as usize);
+        let width = layout.num_kv_heads as usize * dim;
+        assert!(
+            slot < tokens && key.len() == width && value.len() == width,
+            "one token of the layout"
+        );
+        let start = self.pool.chunk_ptr(layer, block);
+        let mut converted = [0_u8; 4 * CONVERT];
+        for (half, numbers) in [key, value].into_iter().enumerate() {
+            for (head, row) in numbers.chunks_exact(dim).enumerate() {
+                let first = ((half * layout.num_kv_heads as usize + head) * tokens + slot) * dim;
+                for (part, piece) in row.chunks(CONVERT).enumerate() {
+                    let bytes = encode(layout.dtype, piece, &mut converted);
+                    let offset = (first + part * CONVERT) * layout.dtype.size();
+                    assert!(
+                        offset + bytes.len() <= self.pool.chunk,
+                        "within the block by the assertion above"
+                    );
+                    // SAFETY: the destination is inside the (layer, block) by the assertion, the source is on the
+                    // stack. The step's claim keeps other threads away, and `&mut self` means that no reference
+                    // handed out by `block` is alive.
+                    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start.add(offset), bytes.len()) };
+                }
+            }
+        }
+    }
+
+    fn assert_claimed(&self, block: BlockId) {
+        let word = self
+            .pool
+            .claims
+            .get(block.0 as usize)
+            .map_or(0, |w| w.load(Ordering::Relaxed));
+        assert!(word & STEP != 0, "block {} belongs to the running step", block.0);
+    }
+}
+
+impl Drop for StepAccess<'_> {
+    fn drop(&mut self) {
+        self.pool.unclaim(self.blocks, STEP);
+        *lock(&self.pool.step) = None;
+    }
+}
+
+/// Exclusive write access of one handoff to its reservation's blocks.
+///
+/// Revoke it before the reservation is committed or released: until then the engine's steps cannot use the blocks.
+#[derive(Debug)]
+pub struct KvWriter {
+    pool: Arc<KvPool>,
+    blocks: Vec<BlockId>,
+    /// False once revoked. Held during a write, so that a revocation waits for it.
+    open: Mutex<bool>,
+}
+
+impl KvWriter {
+    /// Number of blocks that may be written.
+    pub fn num_blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Shape of the cache.
+    pub fn layout(&self) -> &KvLayout {
+        &self.pool.layout
+    }
+
+    /// Places a payload: for each of `layers` layers from `first_layer`, for each of `blocks` blocks from
+    /// `first_block_index` (an index into the reservation's block table), its canonical bytes. Nothing is written
+    /// unless all of it fits.
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchLayers`], [`KvError::OutsideReservation`], [`KvError::PayloadLength`], [`KvError::Revoked`].
+    pub fn write(
+        &self,
+        first_layer: u32,
+        layers: u32,
+        first_block_index: u32,
+        blocks: u32,
+        payload: &[u8],
+    ) -> Result<(), KvError> {
+        self.pool
+            .check_layers(first_layer, u64::from(first_layer) + u64::from(layers))?;
+        let end = u64::from(first_block_index) + u64::from(blocks);
+        let outside = || KvError::OutsideReservation {
+            start: first_block_index,
+            end,
+            owned: self.blocks.len() as u32,
+        };
+        let range = first_block_index as usize..usize::try_from(end).map_err(|_| outside())?;
+        let targets = self.blocks.get(range).ok_or_else(outside)?;
+        let chunk = self.pool.chunk;
+        let expected = u64::from(layers) * targets.len() as u64 * chunk as u64;
+        if payload.len() as u64 != expected {
+            return Err(KvError::PayloadLength {
+                expected,
+                found: payload.len() as u64,
+            });
+        }
+        let open = self.lock_open();
+        if !*open {
+            return Err(KvError::Revoked);
+        }
+        let mut chunks = payload.chunks_exact(chunk);
+        for layer in first_layer..first_layer + layers {
+            for (block, bytes) in targets.iter().zip(&mut chunks) {
+                let start = self.pool.chunk_ptr(layer, *block);
+                // SAFETY: `bytes` is one chunk long and outside of the arena. The blocks are claimed by this writer
+                // (`open` is true, and only `revoke` ends the claim, under the same lock), so no other thread reads or
+                // writes them; other writes of this writer wait for the lock.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, chunk) };
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the access: waits for writes in flight, afterwards every write fails and the blocks are idle. Idempotent.
+    pub fn revoke(&self) {
+        let mut open = self.lock_open();
+        if std::mem::take(&mut *open) {
+            self.pool.unclaim(&self.blocks, WRITER);
+        }
+    }
+
+    fn lock_open(&self) -> MutexGuard<'_, bool> {
+        lock(&self.open)
+    }
+}
+
+impl Drop for KvWriter {
+    fn drop(&mut self) {
+        self.revoke();
+    }
+}
+
+/// Keeps writers out of blocks while they are copied.
+struct ReadClaim<'a> {
+    pool: &'a KvPool,
+    /// Blocks claimed so far.
+    blocks: &'a [BlockId],
+    /// True on the thread whose step runs. Blocks of that step need no further claim: no other thread can end the
+    /// step, and this thread is here.
+    own_step: bool,
+}
+
+impl<'a> ReadClaim<'a> {
+    fn take(pool: &'a KvPool, blocks: &'a [BlockId]) -> Result<Self, KvError> {
+        let own_step = *lock(&pool.step) == Some(std::thread::current().id());
+        let mut claim = Self {
+            pool,
+            blocks: &blocks[..0],
+            own_step,
+        };
+        for (i, block) in blocks.iter().enumerate() {
+            let word = pool.claim_word(*block)?;
+            if !claim.is_quiet(word) {
+                let readable = |held: u32| (held & (WRITER | STEP) == 0 && held < READERS).then_some(held + 1);
+                word.fetch_update(Ordering::Acquire, Ordering::Relaxed, readable)
+                    .map_err(|held| busy(*block, held))?;
+            }
+            claim.blocks = &blocks[..=i];
+        }
+        Ok(claim)
+    }
+
+    fn is_quiet(&self, word: &AtomicU32) -> bool {
+        self.own_step && word.load(Ordering::Relaxed) & STEP != 0
+    }
+}
+
+impl Drop for ReadClaim<'_> {
+    fn drop(&mut self) {
+        for block in self.blocks {
+            let word = &self.pool.claims[block.0 as usize];
+            if !self.is_quiet(word) {
+                word.fetch_sub(1, Ordering::Release);
+            }
+        }
+    }
+}
+
+/// Numbers converted at a time by [`StepAccess::write_token`].
+const CONVERT: usize = 64;
+
+/// `numbers` (at most [`CONVERT`]) in the pool's element type and byte order.
+fn encode<'a>(dtype: KvDtype, numbers: &[f32], out: &'a mut [u8; 4 * CONVERT]) -> &'a [u8] {
+    match dtype {
+        KvDtype::F32 => {
+            let bytes: &[u8] = bytemuck::cast_slice(numbers);
+            out[..bytes.len()].copy_from_slice(bytes);
+        }
+        KvDtype::F16 => {
+            let mut halves = [f16::ZERO; CONVERT];
+            let halves = &mut halves[..numbers.len()];
+            halves.convert_from_f32_slice(numbers);
+            out[..2 * numbers.len()].copy_from_slice(bytemuck::cast_slice(halves));
+        }
+    }
+    &out[..numbers.len() * dtype.size()]
+}
+
+fn busy(block: BlockId, held: u32) -> KvError {
+    let holder = match held {
+        h if h & WRITER != 0 => "a handoff that writes it",
+        h if h & STEP != 0 => "a running step",
+        _ => "a copy being taken",
+    };
+    KvError::Busy { block: block.0, holder }
+}
+
+/// The protected values stay meaningful whatever their holder did before it panicked.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
