@@ -1,0 +1,201 @@
+//! What the HTTP layer hands to the core, and what it gets back.
+
+use std::sync::Arc;
+
+use protocol::control::StepTiming;
+use protocol::ids::RequestId;
+use protocol::sampling::{SampledToken, SamplingParams, StopRules};
+use thiserror::Error;
+
+/// One choice of a client's request, checked and tokenised: it can be served as it stands.
+#[derive(Clone, Debug)]
+pub struct ServeRequest {
+    /// Name of the request; 128 random bits, never used twice.
+    pub id: RequestId,
+    /// The prompt, after truncation; not empty.
+    pub token_ids: Arc<[u32]>,
+    /// Bytes of the client's body: what the request is charged for while it waits.
+    pub body_bytes: usize,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+    /// When the sequence ends; `max_tokens` is clamped to every limit already, the one extra decode token included.
+    pub stop: StopRules,
+    /// Strings that end the generated text, in the client's order; none of them is empty.
+    pub stop_strings: Vec<String>,
+    /// Keep the stop string, or the terminating token's text, in the visible text.
+    pub include_stop_str: bool,
+    /// Leave special tokens out of the visible text.
+    pub skip_special_tokens: bool,
+    /// Report the log-probability of every prompt token.
+    pub prompt_logprobs: bool,
+}
+
+/// What happens to a request, in the order in which it happens: at most one `Prefill`, then tokens by position, then
+/// exactly one `Done` or `Failed`, which is the last event.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ClientEvent {
+    /// The prompt has been computed; the first token follows at once.
+    Prefill {
+        /// Prompt tokens taken from a prefix cache.
+        cached_tokens: u32,
+        /// Log-probability of each prompt token from the second on, if asked for.
+        prompt_logprobs: Option<Vec<f32>>,
+        /// Microseconds from submission until the prefill job was sent: the wait in the coordinator's queue and for the
+        /// reservation.
+        queue_us: u64,
+    },
+    /// One more token.
+    Token(OutputToken),
+    /// The request has ended by its own rules.
+    Done(Completion),
+    /// The request has ended without an answer, or with a part of one.
+    Failed(ServeError),
+}
+
+/// One accepted token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutputToken {
+    /// The token as it was sampled.
+    pub sampled: SampledToken,
+    /// What the token adds to the text, special tokens shown literally; "" while a character is incomplete.
+    pub text: String,
+    /// Visible text that this token releases: without skipped special tokens, without what may still become a stop
+    /// string; may be "".
+    pub visible: String,
+    /// The token is a special one.
+    pub special: bool,
+    /// Timing of its step.
+    pub step: StepTiming,
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Why the text ends where it does.
+    pub finish: Finish,
+    /// Tokens sampled on all nodes: equals the number of `Token` events.
+    pub generated_tokens: u32,
+    /// Visible text that was held back and is now known not to be part of a stop string.
+    pub tail: String,
+    /// The last token was the last permitted one, whatever `finish` says.
+    pub limit_reached: bool,
+}
+
+/// Why the text ends where it does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The token limit.
+    Length,
+    /// An end-of-sequence token.
+    Eos,
+    /// The given token of `StopRules::stop_token_ids`.
+    StopToken(u32),
+    /// The given string of `ServeRequest::stop_strings`.
+    StopString(String),
+}
+
+/// Why a request could not be answered.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{message}")]
+pub struct ServeError {
+    /// What kind of failure.
+    pub kind: ServeErrorKind,
+    /// One line for the client; holds no text of any request, no path and no address.
+    pub message: String,
+}
+
+/// Kinds of failures, by what the client can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ServeErrorKind {
+    /// The cluster has no room: try again after the given time.
+    Overloaded {
+        /// Seconds, at least 1.
+        retry_after_s: u32,
+    },
+    /// No node of a needed role is there, or the coordinator stops.
+    Unavailable,
+    /// A deadline of one of the request's states passed.
+    Timeout,
+    /// Nodes died under the request more often than it may be moved.
+    NodeLost,
+    /// The KV cache could not be handed over, and the request could not be moved.
+    TransferFailed,
+    /// No connected node can hold a sequence as long as this one.
+    TooLong,
+    /// The client went away, or stopped reading.
+    Cancelled,
+    /// A fault inside the cluster.
+    Internal,
+}
+
+impl ServeErrorKind {
+    /// The kind's word in logs and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Overloaded { .. } => "overloaded",
+            Self::Unavailable => "unavailable",
+            Self::Timeout => "timeout",
+            Self::NodeLost => "node_lost",
+            Self::TransferFailed => "transfer_failed",
+            Self::TooLong => "too_long",
+            Self::Cancelled => "cancelled",
+            Self::Internal => "internal",
+        }
+    }
+}
+
+impl ServeError {
+    /// An error of `kind`.
+    pub fn new(kind: ServeErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+}
+
+/// What the cluster looks like: a snapshot for health checks, `/info` and metrics.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ClusterStatus {
+    /// All connected nodes, by role and name.
+    pub nodes: Vec<NodeStatus>,
+    /// Requests in the coordinator's queue.
+    pub queued: usize,
+    /// Bytes those requests are charged for.
+    pub queued_bytes: usize,
+    /// Requests that nodes work on.
+    pub running: usize,
+    /// The coordinator stops: it takes no new requests.
+    pub draining: bool,
+}
+
+impl ClusterStatus {
+    /// True if a request sent now would be worked on: a prefill and a decode node are there and take jobs.
+    pub fn is_ready(&self) -> bool {
+        use protocol::ids::Role;
+        let serves = |role: Role| self.nodes.iter().any(|node| node.role == role && !node.draining);
+        !self.draining && serves(Role::Prefill) && serves(Role::Decode)
+    }
+}
+
+/// One connected node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeStatus {
+    /// Its name.
+    pub node: String,
+    /// Its role.
+    pub role: protocol::ids::Role,
+    /// It takes no new jobs.
+    pub draining: bool,
+    /// Blocks of its KV pool.
+    pub total_blocks: u32,
+    /// Blocks nobody uses, by its last report.
+    pub free_blocks: u32,
+    /// Blocks the coordinator has booked for its jobs.
+    pub booked_blocks: u32,
+    /// The coordinator's jobs on it.
+    pub jobs: u32,
+    /// Sequences in its running batch, by its last report.
+    pub running: u32,
+    /// Sequences waiting in its engine, by its last report.
+    pub waiting: u32,
+    /// Longest sequence it can hold, in tokens.
+    pub max_seq_len: u32,
+}
