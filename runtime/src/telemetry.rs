@@ -1,0 +1,184 @@
+//! Logs and metrics of a process: set up once at start.
+
+use std::io;
+use std::time::Duration;
+
+use config::{LogFormat, TelemetryConfig};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use thiserror::Error;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt;
+
+use crate::shutdown::Shutdown;
+
+/// Buckets of every histogram whose name ends in `_seconds`.
+const SECONDS_BUCKETS: &[f64] = &[
+    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    60.0,
+];
+/// Scrapes answered at once.
+const MAX_SCRAPES: usize = 8;
+/// Longest head of a scrape's request, in bytes.
+const MAX_REQUEST_HEAD: usize = 4_096;
+/// A scrape that is not over by then is dropped.
+const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why logs or metrics cannot be set up.
+#[derive(Debug, Error)]
+pub enum TelemetryError {
+    /// The level is none.
+    #[error("telemetry.log_level = {0:?}: must be off, error, warn, info, debug or trace")]
+    Level(String),
+    /// Logging has been set up before.
+    #[error("logging is already set up: {0}")]
+    LoggingInstalled(String),
+    /// Metrics have been set up before.
+    #[error("metrics are already set up: {0}")]
+    MetricsInstalled(String),
+    /// The recorder cannot be built.
+    #[error("cannot set up metrics: {0}")]
+    Build(#[from] BuildError),
+    /// The metrics port cannot be opened.
+    #[error("cannot listen for metrics on TCP {listen}: {source}")]
+    Listen {
+        /// The configured address.
+        listen: String,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// Sets up the process's log: to standard error, in the configured shape, from the configured level on.
+pub fn init_logging(telemetry: &TelemetryConfig) -> Result<(), TelemetryError> {
+    let level: LevelFilter = telemetry
+        .log_level
+        .parse()
+        .map_err(|_| TelemetryError::Level(telemetry.log_level.clone()))?;
+    let log = fmt().with_max_level(level).with_writer(io::stderr);
+    let result = match telemetry.log_format {
+        LogFormat::Human => log.try_init(),
+        LogFormat::Json => log.json().flatten_event(true).try_init(),
+    };
+    result.map_err(|e| TelemetryError::LoggingInstalled(e.to_string()))
+}
+
+/// Renders the process's metrics. Clones share the registry.
+#[derive(Clone)]
+pub struct MetricsHandle {
+    inner: PrometheusHandle,
+}
+
+impl MetricsHandle {
+    /// All metrics in the Prometheus text format.
+    pub fn render(&self) -> String {
+        // Folds pending histogram samples in, so that they do not pile up between scrapes.
+        self.inner.run_upkeep();
+        self.inner.render()
+    }
+}
+
+fn builder() -> Result<PrometheusBuilder, TelemetryError> {
+    Ok(PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), SECONDS_BUCKETS)?)
+}
+
+/// Makes the process's metrics registry, which the `metrics` crate's macros then write to. Once per process.
+pub fn install_metrics() -> Result<MetricsHandle, TelemetryError> {
+    let recorder = builder()?.build_recorder();
+    let inner = recorder.handle();
+    metrics::set_global_recorder(recorder).map_err(|e| TelemetryError::MetricsInstalled(e.to_string()))?;
+    Ok(MetricsHandle { inner })
+}
+
+/// Answers `GET /metrics` on TCP `listen` (`host:port`) until shutdown. Returns once the port is open, with the bound
+/// address; serving goes on in the background.
+pub async fn serve_metrics(
+    listen: &str,
+    handle: MetricsHandle,
+    shutdown: Shutdown,
+) -> Result<std::net::SocketAddr, TelemetryError> {
+    let failed = |source| TelemetryError::Listen {
+        listen: listen.to_owned(),
+        source,
+    };
+    let listener = TcpListener::bind(listen).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    tokio::spawn(async move {
+        tokio::select! {
+            // The last scrape shows the drain: the port closes when the process is forced or ends.
+            () = shutdown.wait_forced() => {}
+            () = serve(listener, handle) => {}
+        }
+    });
+    Ok(address)
+}
+
+async fn serve(listener: TcpListener, handle: MetricsHandle) {
+    let slots = std::sync::Arc::new(Semaphore::new(MAX_SCRAPES));
+    loop {
+        // Further connections wait in the listen queue of the system, which is bounded.
+        let Ok(slot) = std::sync::Arc::clone(&slots).acquire_owned().await else {
+            return;
+        };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a metrics connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let handle = handle.clone();
+        tokio::spawn(async move {
+            match timeout(SCRAPE_TIMEOUT, answer(stream, &handle)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "metrics connection failed"),
+                Err(_) => tracing::debug!("metrics connection not finished in time"),
+            }
+            drop(slot);
+        });
+    }
+}
+
+async fn answer(mut stream: TcpStream, handle: &MetricsHandle) -> io::Result<()> {
+    let mut head = Vec::with_capacity(512);
+    let (status, body) = loop {
+        if head.windows(4).any(|window| window == b"\r\n\r\n") {
+            break respond(&head, handle);
+        }
+        if head.len() >= MAX_REQUEST_HEAD {
+            break (
+                "431 Request Header Fields Too Large",
+                "request head too long\n".to_owned(),
+            );
+        }
+        let mut chunk = [0; 512];
+        match stream.read(&mut chunk).await? {
+            0 => return Ok(()),
+            n => head.extend_from_slice(&chunk[..n]),
+        }
+    };
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\ncontent-length: {length}\r\n\
+         connection: close\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(body.as_bytes()).await?;
+    stream.shutdown().await
+}
+
+fn respond(head: &[u8], handle: &MetricsHandle) -> (&'static str, String) {
+    let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let mut words = line.split(|byte| *byte == b' ');
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
+    match (method, path) {
+        (b"GET", b"/metrics") => ("200 OK", handle.render()),
+        (_, b"/metrics") => ("405 Method Not Allowed", "only GET is served here\n".to_owned()),
+        _ => ("404 Not Found", "only /metrics is served here\n".to_owned()),
+    }
+}
