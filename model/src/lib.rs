@@ -1,3 +1,4 @@
 //! The language model: weights, arithmetic, KV pool, samplers; implements the engine's [`Runner`](engine::runner::Runner).
 
 pub mod kv_pool;
+pub mod sampler;
