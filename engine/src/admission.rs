@@ -1,0 +1,153 @@
+//! Whether a newcomer may take blocks: the one policy for reservations and for waiting sequences.
+//!
+//! A sequence keeps growing after it has started, and one that finds no block costs somebody a preemption. So a newcomer
+//! gets blocks only if the pool suffices even when nobody ends early: everyone grows by one token a step up to its limit
+//! and then leaves. The most blocks that are in use at once on that way, up to a horizon, is the *peak*.
+//!
+//! * A waiting sequence starts if the peak of all that own blocks, and itself, fits the pool.
+//! * A reservation is granted if the peak of all that own blocks **or wait**, and itself, fits the pool.
+//!
+//! Hence reservations cannot starve sequences: they never take what an older sequence, running or waiting, may need
+//! within the horizon. And sequences cannot starve reservations for longer than they live, because every sequence ends at
+//! its token limit and a reservation that was refused competes with the next add on equal terms. A sequence alone always
+//! fits (`EngineLimits` demands it), so whoever is oldest starts at the latest when the others are gone.
+
+/// How far ahead the forecast looks, in tokens. Further away the assumption that nobody ends early is worth little, and
+/// the price of being wrong is a preemption.
+pub(crate) const GROWTH_HORIZON_TOKENS: usize = 256;
+
+/// Somebody who owns blocks, or is about to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Holder {
+    /// Tokens whose KV it needs to have now.
+    pub(crate) tokens: usize,
+    /// Most tokens whose KV it may add, one a step.
+    pub(crate) growth: usize,
+    /// Leaves after its growth; otherwise it stays for a time nobody knows.
+    pub(crate) leaves: bool,
+}
+
+/// Reckons with everybody's growth. Keeps its buffer from one question to the next.
+#[derive(Debug)]
+pub(crate) struct Forecast {
+    block_tokens: usize,
+    horizon: usize,
+    holders: Vec<Holder>,
+}
+
+impl Forecast {
+    pub(crate) fn new(block_tokens: usize, horizon: usize) -> Self {
+        Self {
+            block_tokens,
+            horizon,
+            holders: Vec::new(),
+        }
+    }
+
+    /// The peak of `holders` in blocks; exact if it exceeds `total`, else some number that does not.
+    pub(crate) fn peak(&mut self, holders: impl Iterator<Item = Holder>, total: usize) -> usize {
+        self.holders.clear();
+        self.holders.extend(holders);
+        // Nobody leaves: cheap, and enough whenever the pool is not crowded.
+        let bound: usize = self
+            .holders
+            .iter()
+            .map(|holder| self.blocks_at(holder, holder.growth))
+            .sum();
+        if bound <= total {
+            return bound;
+        }
+        // Use only falls when somebody leaves, so it is highest in a step in which somebody has just reached its limit.
+        let last_steps = self
+            .holders
+            .iter()
+            .map(|holder| holder.growth)
+            .filter(|growth| *growth < self.horizon);
+        last_steps
+            .chain([self.horizon])
+            .map(|step| self.in_use(step))
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Blocks in use after `step` steps.
+    fn in_use(&self, step: usize) -> usize {
+        let present = self
+            .holders
+            .iter()
+            .filter(|holder| !holder.leaves || holder.growth >= step);
+        present.map(|holder| self.blocks_at(holder, step)).sum()
+    }
+
+    fn blocks_at(&self, holder: &Holder, step: usize) -> usize {
+        (holder.tokens + holder.growth.min(step).min(self.horizon)).div_ceil(self.block_tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn holder(tokens: usize, growth: usize) -> Holder {
+        Holder {
+            tokens,
+            growth,
+            leaves: true,
+        }
+    }
+
+    fn peak(horizon: usize, holders: &[Holder]) -> usize {
+        Forecast::new(4, horizon).peak(holders.iter().copied(), 0)
+    }
+
+    #[test]
+    fn counts_growth_until_someone_leaves() {
+        // 8 tokens growing to 16 (4 blocks), and 4 growing to 8 (2 blocks), which leaves after 4 steps.
+        assert_eq!(peak(100, &[holder(8, 8), holder(4, 4)]), 3 + 2);
+        assert_eq!(peak(100, &[holder(8, 8)]), 4);
+        assert_eq!(peak(100, &[holder(4, 0), holder(4, 8)]), 3);
+    }
+
+    #[test]
+    fn those_who_hold_do_not_leave() {
+        let held = Holder {
+            tokens: 4,
+            growth: 0,
+            leaves: false,
+        };
+        assert_eq!(peak(100, &[held, holder(4, 8)]), 4);
+    }
+
+    #[test]
+    fn looks_no_further_than_the_horizon() {
+        assert_eq!(peak(4, &[holder(4, 400)]), 2);
+        assert_eq!(peak(0, &[holder(4, 400), holder(5, 400)]), 3);
+    }
+
+    proptest! {
+        /// Against the definition: walk through every step up to the horizon.
+        #[test]
+        fn equals_a_walk_through_all_steps(
+            horizon in 0usize..40,
+            block_tokens in 1usize..6,
+            raw in prop::collection::vec((1usize..40, 0usize..60, any::<bool>()), 1..8),
+            total in 0usize..80,
+        ) {
+            let holders: Vec<Holder> =
+                raw.iter().map(|&(tokens, growth, leaves)| Holder { tokens, growth, leaves }).collect();
+            let walk = (0..=horizon).map(|step| {
+                let present = holders.iter().filter(|h| !h.leaves || h.growth >= step);
+                present.map(|h| (h.tokens + h.growth.min(step)).div_ceil(block_tokens)).sum::<usize>()
+            });
+            let expected = walk.max().unwrap();
+            let got = Forecast::new(block_tokens, horizon).peak(holders.iter().copied(), total);
+            if expected > total {
+                prop_assert_eq!(got, expected);
+            } else {
+                prop_assert!(got <= total);
+            }
+        }
+    }
+}

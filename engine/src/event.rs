@@ -1,0 +1,38 @@
+//! What a step did to the sequences.
+
+use protocol::sampling::{FinishReason, SampledToken};
+
+use crate::plan::SequenceId;
+
+/// Something the owner of a sequence must know. `apply` and `fail_step` deliver events; those of one sequence are in
+/// order.
+#[derive(Clone, PartialEq, Debug)]
+pub enum EngineEvent {
+    /// One more token.
+    Token {
+        /// The sequence.
+        id: SequenceId,
+        /// The token.
+        token: SampledToken,
+        /// Sequences in the step's batch.
+        batch_size: u32,
+        /// With the first token sampled here, if asked for: log-probability (nats) of every prompt token from the second
+        /// on, `prompt_len - 1` values.
+        prompt_logprobs: Option<Vec<f32>>,
+        /// Why the sequence ends with this token, if it does by its stop rules or its length. A sequence with
+        /// `SequenceSpec::first_only` has ended in any case.
+        finish: Option<FinishReason>,
+    },
+    /// The sequence's step failed; the sequence has ended and its blocks are free, also with `OnFinish::Hold`.
+    Failed {
+        /// The sequence.
+        id: SequenceId,
+        /// Why, in one line.
+        message: String,
+    },
+    /// The sequence lost its blocks and will compute its tokens again; those reported so far stay valid.
+    Preempted {
+        /// The sequence.
+        id: SequenceId,
+    },
+}

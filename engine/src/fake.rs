@@ -1,0 +1,295 @@
+//! A runner without a model, for tests of whatever drives an engine: the next token is a hash of the sequence's tokens.
+//!
+//! The tokens are read back from the fake KV blocks, not taken from the plan: a lost, swapped or foreign block changes the
+//! text. Every plan is checked against the contract of [`crate::plan`], so a wrong one fails its step.
+
+use protocol::sampling::{FinishReason, SampledToken, SamplingParams, StopRules};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::plan::{BlockId, PlannedSequence, SampleSpec, Span, StepOutput, StepPlan};
+use crate::runner::{LayerObserver, Runner, RunnerError};
+
+/// Layers that the fake model claims to have.
+const LAYERS: u32 = 2;
+
+/// What marks a slot that was never written.
+const EMPTY: u32 = u32::MAX;
+
+/// The fake model: a vocabulary size, and nothing else.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ScriptedModel {
+    /// Number of tokens in the vocabulary; at least 1.
+    pub vocab_size: u32,
+}
+
+impl ScriptedModel {
+    /// The token after `tokens`, the first `prompt_len` of which are the prompt.
+    pub fn next_token(&self, tokens: &[u32], prompt_len: usize, params: &SamplingParams) -> SampledToken {
+        let position = (tokens.len() - prompt_len) as u32;
+        let mut hash = hash_of(tokens);
+        if !params.greedy {
+            hash.update(&params.seed.to_le_bytes());
+            hash.update(&params.choice.to_le_bytes());
+            hash.update(&position.to_le_bytes());
+        }
+        if params.needs_history() {
+            hash.update(&(prompt_len as u64).to_le_bytes());
+        }
+        let digest = hash.digest();
+        let token = self.token(digest);
+        let raw_logprob = logprob(digest);
+        let alternatives = u64::from(
+            params
+                .top_logprobs
+                .unwrap_or(0)
+                .min(u8::try_from(self.vocab_size).unwrap_or(u8::MAX)),
+        );
+        let top_logprobs = (0..alternatives)
+            .map(|i| (self.token(digest.wrapping_add(i)), raw_logprob - i as f32))
+            .collect();
+        SampledToken {
+            position,
+            token,
+            logprob: raw_logprob / 2.0,
+            raw_logprob,
+            top_logprobs,
+        }
+    }
+
+    /// Log-probability of every token of `prompt` from the second on.
+    pub fn prompt_logprobs(&self, prompt: &[u32]) -> Vec<f32> {
+        (1..prompt.len())
+            .map(|end| target_logprob(&prompt[..end], prompt[end]))
+            .collect()
+    }
+
+    /// What an engine that is never disturbed generates after `tokens`, whose first `prompt_len` are the prompt, and why
+    /// it ends.
+    pub fn generate(
+        &self,
+        tokens: &[u32],
+        prompt_len: usize,
+        params: &SamplingParams,
+        stop: &StopRules,
+        max_seq_len: usize,
+    ) -> (Vec<SampledToken>, FinishReason) {
+        let mut all = tokens.to_vec();
+        let mut sampled = Vec::new();
+        loop {
+            let token = self.next_token(&all, prompt_len, params);
+            all.push(token.token);
+            let full = (all.len() >= max_seq_len).then_some(FinishReason::Length);
+            let finish = stop.finish(token.token, (all.len() - prompt_len) as u32).or(full);
+            sampled.push(token);
+            if let Some(finish) = finish {
+                return (sampled, finish);
+            }
+        }
+    }
+
+    fn token(&self, digest: u64) -> u32 {
+        (digest % u64::from(self.vocab_size.max(1))) as u32
+    }
+}
+
+fn hash_of(tokens: &[u32]) -> Xxh3 {
+    let mut hash = Xxh3::new();
+    for token in tokens {
+        hash.update(&token.to_le_bytes());
+    }
+    hash
+}
+
+fn logprob(digest: u64) -> f32 {
+    -(((digest >> 32) % 1000) as f32) / 64.0
+}
+
+fn target_logprob(before: &[u32], target: u32) -> f32 {
+    let mut hash = hash_of(before);
+    hash.update(&target.to_le_bytes());
+    hash.update(b"target");
+    logprob(hash.digest())
+}
+
+/// A pool of fake KV blocks and the fake model over it.
+#[derive(Debug)]
+pub struct ScriptedRunner {
+    model: ScriptedModel,
+    block_tokens: usize,
+    /// One token for each slot of each block.
+    slots: Vec<u32>,
+    fail_next: Option<String>,
+}
+
+impl ScriptedRunner {
+    /// A runner over `total_blocks` empty blocks of `block_tokens` tokens.
+    pub fn new(model: ScriptedModel, total_blocks: usize, block_tokens: usize) -> Self {
+        Self {
+            model,
+            block_tokens,
+            slots: vec![EMPTY; total_blocks * block_tokens],
+            fail_next: None,
+        }
+    }
+
+    /// Makes the next step fail with `message`.
+    pub fn fail_next(&mut self, message: &str) {
+        self.fail_next = Some(message.to_owned());
+    }
+
+    /// Writes the KV of `tokens` into `blocks` from position 0 on, as the receiver of a handoff does. Tokens beyond the
+    /// blocks are an error.
+    pub fn write_kv(&mut self, blocks: &[BlockId], tokens: &[u32]) -> Result<(), RunnerError> {
+        for (position, token) in tokens.iter().enumerate() {
+            let slot = self.slot(blocks, position)?;
+            self.slots[slot] = *token;
+        }
+        Ok(())
+    }
+
+    /// The tokens whose KV is in the first `len` slots of `blocks`.
+    pub fn read_kv(&self, blocks: &[BlockId], len: usize) -> Result<Vec<u32>, RunnerError> {
+        (0..len)
+            .map(|position| match self.slots[self.slot(blocks, position)?] {
+                EMPTY => Err(invalid(format!("position {position} was never written"))),
+                token => Ok(token),
+            })
+            .collect()
+    }
+
+    fn slot(&self, blocks: &[BlockId], position: usize) -> Result<usize, RunnerError> {
+        let Some(block) = blocks.get(position / self.block_tokens) else {
+            return Err(invalid(format!(
+                "position {position} lies beyond {} blocks",
+                blocks.len()
+            )));
+        };
+        let slot = block.0 as usize * self.block_tokens + position % self.block_tokens;
+        if slot >= self.slots.len() {
+            return Err(invalid(format!("block {} is not in the pool", block.0)));
+        }
+        Ok(slot)
+    }
+
+    fn compute(
+        &mut self,
+        plan: &StepPlan,
+        planned: &PlannedSequence,
+        output: &mut StepOutput,
+    ) -> Result<(), RunnerError> {
+        let rows = part(&plan.token_ids, planned.rows, "rows")?;
+        let blocks = part(&plan.block_ids, planned.blocks, "blocks")?;
+        let targets = part(&plan.targets, planned.targets, "targets")?;
+        if rows.is_empty() || targets.len() > rows.len() {
+            return Err(invalid(format!("{} rows with {} targets", rows.len(), targets.len())));
+        }
+        let start = planned.start_position as usize;
+        for (row, token) in rows.iter().enumerate() {
+            let slot = self.slot(blocks, start + row)?;
+            self.slots[slot] = *token;
+        }
+        let tokens = self.read_kv(blocks, start + rows.len())?;
+        if !targets.is_empty() {
+            let values = targets.iter().enumerate();
+            let values = values
+                .map(|(row, target)| target_logprob(&tokens[..start + row + 1], *target))
+                .collect();
+            output.prompt_logprobs.push((planned.id, values));
+        }
+        if let Some(sample) = &planned.sample {
+            let prompt_len = check_sample(plan, sample, &tokens)?;
+            output
+                .sampled
+                .push((planned.id, self.model.next_token(&tokens, prompt_len, &sample.params)));
+        }
+        Ok(())
+    }
+}
+
+impl Runner for ScriptedRunner {
+    fn execute(&mut self, plan: &StepPlan, observer: &mut dyn LayerObserver) -> Result<StepOutput, RunnerError> {
+        if let Some(message) = self.fail_next.take() {
+            return Err(RunnerError::Failed(message));
+        }
+        check_ownership(plan)?;
+        let mut output = StepOutput::default();
+        for planned in &plan.sequences {
+            self.compute(plan, planned, &mut output)?;
+        }
+        for layer in 0..LAYERS {
+            observer.layer_computed(layer);
+        }
+        Ok(output)
+    }
+}
+
+/// The sequences' rows follow each other without gaps, no block is in two tables.
+fn check_ownership(plan: &StepPlan) -> Result<(), RunnerError> {
+    if plan.sequences.is_empty() || plan.step == 0 {
+        return Err(invalid(format!(
+            "step {} has {} sequences",
+            plan.step,
+            plan.sequences.len()
+        )));
+    }
+    let mut next_row = 0;
+    for planned in &plan.sequences {
+        if planned.rows.start != next_row {
+            return Err(invalid(format!(
+                "rows of sequence {} start at {}",
+                planned.id.0, planned.rows.start
+            )));
+        }
+        next_row += planned.rows.len;
+    }
+    if next_row as usize != plan.token_ids.len() {
+        return Err(invalid(format!(
+            "{} of {} rows belong to a sequence",
+            next_row,
+            plan.token_ids.len()
+        )));
+    }
+    let mut blocks = plan.block_ids.clone();
+    blocks.sort_unstable();
+    match blocks.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(invalid(format!("block {} is in two places", pair[0].0))),
+        None => Ok(()),
+    }
+}
+
+/// The sampling instructions fit the tokens; returns the length of the prompt.
+fn check_sample(plan: &StepPlan, sample: &SampleSpec, tokens: &[u32]) -> Result<usize, RunnerError> {
+    let history = part(&plan.history, sample.history, "history")?;
+    let expected = if sample.params.needs_history() { tokens } else { &[] };
+    if history != expected {
+        return Err(invalid(format!(
+            "history has {} tokens, not the {} expected",
+            history.len(),
+            expected.len()
+        )));
+    }
+    let prompt_len = sample.prompt_len as usize;
+    if prompt_len == 0 || prompt_len + sample.output_position as usize != tokens.len() {
+        return Err(invalid(format!(
+            "output position {} after {} tokens with a prompt of {prompt_len}",
+            sample.output_position,
+            tokens.len()
+        )));
+    }
+    Ok(prompt_len)
+}
+
+fn part<'a, T>(array: &'a [T], span: Span, name: &str) -> Result<&'a [T], RunnerError> {
+    array.get(span.range()).ok_or_else(|| {
+        invalid(format!(
+            "{name} {}..+{} lie outside of an array of {}",
+            span.start,
+            span.len,
+            array.len()
+        ))
+    })
+}
+
+fn invalid(reason: String) -> RunnerError {
+    RunnerError::InvalidPlan(reason)
+}

@@ -1,0 +1,110 @@
+//! The numbers that bound an engine.
+
+use thiserror::Error;
+
+/// What bounds an engine. Fixed for its lifetime.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EngineLimits {
+    /// Blocks of the KV pool.
+    pub total_blocks: usize,
+    /// Tokens of a block.
+    pub block_tokens: usize,
+    /// Most sequences in a step.
+    pub max_num_seqs: usize,
+    /// Most rows (tokens computed) in a step, over all sequences.
+    pub max_batch_tokens: usize,
+    /// Most rows of one sequence in a step.
+    pub prefill_chunk_tokens: usize,
+    /// Longest sequence in tokens, prompt and output. A sequence that reaches it ends with `FinishReason::Length`.
+    pub max_seq_len: usize,
+}
+
+impl EngineLimits {
+    /// Blocks that hold `tokens` tokens.
+    pub fn blocks_for(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.block_tokens)
+    }
+
+    /// Checks the limits one by one and against each other.
+    pub(crate) fn validate(&self) -> Result<(), LimitsError> {
+        let fields = [
+            ("total_blocks", self.total_blocks),
+            ("block_tokens", self.block_tokens),
+            ("max_num_seqs", self.max_num_seqs),
+            ("max_batch_tokens", self.max_batch_tokens),
+            ("prefill_chunk_tokens", self.prefill_chunk_tokens),
+        ];
+        for (field, value) in fields {
+            if value == 0 {
+                return Err(LimitsError::Zero { field });
+            }
+        }
+        if self.max_seq_len < 2 {
+            return Err(LimitsError::ShortSequence {
+                max_seq_len: self.max_seq_len,
+            });
+        }
+        if self.max_batch_tokens < self.max_num_seqs {
+            return Err(LimitsError::SmallBatch {
+                max_batch_tokens: self.max_batch_tokens,
+                max_num_seqs: self.max_num_seqs,
+            });
+        }
+        let pool_tokens = self.total_blocks.saturating_mul(self.block_tokens);
+        if self.max_seq_len > pool_tokens {
+            return Err(LimitsError::SmallPool {
+                max_seq_len: self.max_seq_len,
+                pool_tokens,
+            });
+        }
+        // Spans of a plan are 32 bits wide; the longest array is the one of the token histories.
+        let history = self.max_num_seqs.saturating_mul(self.max_seq_len);
+        let largest = history.max(self.max_batch_tokens).max(self.total_blocks);
+        if u32::try_from(largest).is_err() {
+            return Err(LimitsError::TooLarge { largest });
+        }
+        Ok(())
+    }
+}
+
+/// Limits under which an engine cannot work.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum LimitsError {
+    /// A limit is 0.
+    #[error("{field} is 0; it must be at least 1")]
+    Zero {
+        /// The limit.
+        field: &'static str,
+    },
+    /// There is no room for a prompt and an output token.
+    #[error("max_seq_len is {max_seq_len}; it must be at least 2: one prompt token and one output token")]
+    ShortSequence {
+        /// The limit.
+        max_seq_len: usize,
+    },
+    /// Not every running sequence could get its row in every step.
+    #[error("max_batch_tokens is {max_batch_tokens}; it must be at least max_num_seqs, which is {max_num_seqs}")]
+    SmallBatch {
+        /// The limit.
+        max_batch_tokens: usize,
+        /// The other limit.
+        max_num_seqs: usize,
+    },
+    /// A sequence that is within the limits could outgrow the pool even when it is alone.
+    #[error("max_seq_len is {max_seq_len}; it must be at most {pool_tokens}, the tokens that fit into the KV pool")]
+    SmallPool {
+        /// The limit.
+        max_seq_len: usize,
+        /// Tokens of the pool.
+        pool_tokens: usize,
+    },
+    /// The arrays of a plan could outgrow their 32-bit indices.
+    #[error(
+        "a step could hold {largest} elements; total_blocks, max_batch_tokens and max_num_seqs x max_seq_len must be \
+         at most 4294967295"
+    )]
+    TooLarge {
+        /// Elements of the largest array.
+        largest: usize,
+    },
+}

@@ -1,0 +1,269 @@
+//! Which rows of which sequences a step computes.
+//!
+//! Sequences are kept in the order of their ids, oldest first, in one of two places: `running` (at most `max_num_seqs`)
+//! or `waiting`. A step walks through `running` by age. Whoever finds no block takes some from the youngest, never from an
+//! older one; the youngest without a block sits the step out. So the oldest sequence always advances as long as only
+//! sequences own blocks, it ends after finitely many steps, and then another one is the oldest: no livelock. Blocks of
+//! reservations and of held sequences are not taken; they come back within the deadlines of their owners.
+
+use std::collections::VecDeque;
+
+use crate::admission::{Forecast, Holder};
+use crate::block_manager::BlockManager;
+use crate::budget::StepBudget;
+use crate::limits::EngineLimits;
+use crate::plan::{PlannedSequence, SequenceId, Span, StepPlan};
+use crate::sequence::Sequence;
+
+/// All sequences that have not ended.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    limits: EngineLimits,
+    running: Vec<Sequence>,
+    waiting: VecDeque<Sequence>,
+    forecast: Forecast,
+    preemptions: u64,
+    preempted_rows: u64,
+}
+
+/// What a scheduling pass works on beside the scheduler's own sequences.
+#[derive(Debug)]
+pub(crate) struct Pass<'a> {
+    pub(crate) pool: &'a mut BlockManager,
+    /// Owners of blocks that are not sequences of the scheduler.
+    pub(crate) others: &'a [Holder],
+    pub(crate) plan: &'a mut StepPlan,
+    pub(crate) preempted: &'a mut Vec<SequenceId>,
+}
+
+impl Scheduler {
+    pub(crate) fn new(limits: EngineLimits, horizon: usize) -> Self {
+        Self {
+            limits,
+            running: Vec::with_capacity(limits.max_num_seqs),
+            waiting: VecDeque::new(),
+            forecast: Forecast::new(limits.block_tokens, horizon),
+            preemptions: 0,
+            preempted_rows: 0,
+        }
+    }
+
+    pub(crate) fn running(&self) -> &[Sequence] {
+        &self.running
+    }
+
+    pub(crate) fn num_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(crate) fn preemptions(&self) -> u64 {
+        self.preemptions
+    }
+
+    pub(crate) fn preempted_rows(&self) -> u64 {
+        self.preempted_rows
+    }
+
+    /// All sequences.
+    pub(crate) fn sequences(&self) -> impl Iterator<Item = &Sequence> {
+        self.running.iter().chain(&self.waiting)
+    }
+
+    pub(crate) fn get(&self, id: SequenceId) -> Option<&Sequence> {
+        match self.running.binary_search_by_key(&id, |sequence| sequence.id) {
+            Ok(index) => self.running.get(index),
+            Err(_) => self
+                .waiting
+                .get(self.waiting.binary_search_by_key(&id, |sequence| sequence.id).ok()?),
+        }
+    }
+
+    /// A sequence of the batch. What a step computed belongs to running sequences only: those that ended since it was
+    /// planned are not found.
+    pub(crate) fn running_mut(&mut self, id: SequenceId) -> Option<&mut Sequence> {
+        let index = self.running.binary_search_by_key(&id, |sequence| sequence.id).ok()?;
+        self.running.get_mut(index)
+    }
+
+    /// Takes a sequence out.
+    pub(crate) fn remove(&mut self, id: SequenceId) -> Option<Sequence> {
+        match self.running.binary_search_by_key(&id, |sequence| sequence.id) {
+            Ok(index) => Some(self.running.remove(index)),
+            Err(_) => {
+                let index = self.waiting.binary_search_by_key(&id, |sequence| sequence.id).ok()?;
+                self.waiting.remove(index)
+            }
+        }
+    }
+
+    /// Takes a new sequence in, to wait.
+    pub(crate) fn wait(&mut self, sequence: Sequence) {
+        let index = self.waiting.partition_point(|other| other.id < sequence.id);
+        self.waiting.insert(index, sequence);
+    }
+
+    /// Takes in a sequence that owns blocks: into the batch, if there is a slot.
+    pub(crate) fn join(&mut self, sequence: Sequence) {
+        if self.running.len() < self.limits.max_num_seqs {
+            self.run(sequence);
+        } else {
+            self.wait(sequence);
+        }
+    }
+
+    fn run(&mut self, sequence: Sequence) -> usize {
+        let index = self.running.partition_point(|other| other.id < sequence.id);
+        self.running.insert(index, sequence);
+        index
+    }
+
+    /// Most blocks in use if `newcomer` got its blocks now, beside all sequences here and `others`.
+    pub(crate) fn peak_with(&mut self, newcomer: Holder, others: &[Holder], total: usize) -> usize {
+        let sequences = self.running.iter().chain(&self.waiting).map(Sequence::holder);
+        self.forecast
+            .peak(sequences.chain(others.iter().copied()).chain([newcomer]), total)
+    }
+
+    /// Fills the plan of a step; it stays empty if no sequence can advance.
+    pub(crate) fn schedule(&mut self, pass: &mut Pass<'_>) {
+        clear(pass.plan);
+        let single = self.running.iter().filter(|sequence| sequence.pending() == 1).count();
+        let mut budget = StepBudget::new(self.limits.max_batch_tokens, single, self.limits.prefill_chunk_tokens);
+        let preemptions = self.preemptions;
+        let mut index = 0;
+        while index < self.running.len() {
+            self.plan_rows(index, true, &mut budget, pass);
+            index += 1;
+        }
+        // Who has just lost its blocks is the next to get some, and not in the step that took them.
+        if self.preemptions == preemptions {
+            self.admit(&mut budget, pass);
+        }
+    }
+
+    /// Starts waiting sequences while there are slots, rows and blocks: first those that own their blocks already (they
+    /// were committed when no slot was free), then the others, oldest first.
+    fn admit(&mut self, budget: &mut StepBudget, pass: &mut Pass<'_>) {
+        while self.running.len() < self.limits.max_num_seqs {
+            let owner = self.waiting.iter().position(|sequence| !sequence.table.is_empty());
+            let Some(next) = self.waiting.get(owner.unwrap_or(0)) else {
+                return;
+            };
+            if budget.rows_for(next.pending()) == 0 {
+                return;
+            }
+            if owner.is_none() {
+                let holders = self.running.iter().chain([next]).map(Sequence::holder);
+                let total = pass.pool.total();
+                if self.forecast.peak(holders.chain(pass.others.iter().copied()), total) > total {
+                    return;
+                }
+            }
+            let Some(sequence) = self.waiting.remove(owner.unwrap_or(0)) else {
+                return;
+            };
+            let index = self.run(sequence);
+            // Younger sequences may be in the plan already, so none can be preempted for this one any more.
+            self.plan_rows(index, false, budget, pass);
+        }
+    }
+
+    /// Plans the next rows of the running sequence at `index`, as many as budget and blocks allow.
+    fn plan_rows(&mut self, index: usize, may_preempt: bool, budget: &mut StepBudget, pass: &mut Pass<'_>) {
+        let pending = self.running[index].pending();
+        let wanted = budget.rows_for(pending);
+        if wanted == 0 {
+            return;
+        }
+        let rows = loop {
+            let sequence = &self.running[index];
+            let capacity = (sequence.table.len() + pass.pool.free()) * self.limits.block_tokens;
+            let rows = wanted.min(capacity - sequence.num_computed);
+            if rows > 0 || !may_preempt || !self.preempt_younger(index, pass) {
+                break rows;
+            }
+        };
+        if rows == 0 {
+            return;
+        }
+        let sequence = &mut self.running[index];
+        let blocks = self.limits.blocks_for(sequence.num_computed + rows);
+        let missing = blocks.saturating_sub(sequence.table.len());
+        if pass.pool.grow(&mut sequence.table, missing).is_ok() {
+            budget.take(pending, rows);
+            emit(pass.plan, sequence, rows, blocks);
+        }
+    }
+
+    /// Takes the blocks of the youngest sequence that owns some and is younger than the running one at `index`, and sends
+    /// it to wait. False if there is none.
+    fn preempt_younger(&mut self, index: usize, pass: &mut Pass<'_>) -> bool {
+        let waiting = self.waiting.iter().rposition(|sequence| !sequence.table.is_empty());
+        let waiting_id = waiting.map(|at| self.waiting[at].id);
+        // The last running sequence owns no blocks only if it could not get any.
+        let running = self.running.iter().rposition(|sequence| !sequence.table.is_empty());
+        let running_id = running.map(|at| self.running[at].id);
+        let victim = waiting_id.max(running_id);
+        if victim.is_none_or(|id| id <= self.running[index].id) {
+            return false;
+        }
+        let taken = if victim == waiting_id {
+            waiting.and_then(|at| self.waiting.remove(at))
+        } else {
+            running.map(|at| self.running.remove(at))
+        };
+        let Some(mut sequence) = taken else { return false };
+        self.preemptions += 1;
+        self.preempted_rows += sequence.num_computed as u64;
+        pass.preempted.push(sequence.id);
+        pass.pool.release(sequence.reset());
+        self.wait(sequence);
+        true
+    }
+}
+
+fn clear(plan: &mut StepPlan) {
+    let StepPlan {
+        step: _,
+        token_ids,
+        sequences,
+        block_ids,
+        history,
+        targets,
+    } = plan;
+    token_ids.clear();
+    sequences.clear();
+    block_ids.clear();
+    history.clear();
+    targets.clear();
+}
+
+/// Appends the next `rows` rows of `sequence`, which lie in its first `blocks` blocks.
+fn emit(plan: &mut StepPlan, sequence: &Sequence, rows: usize, blocks: usize) {
+    let start = sequence.num_computed;
+    let row_span = extend(&mut plan.token_ids, &sequence.token_ids()[start..start + rows]);
+    let block_span = extend(&mut plan.block_ids, &sequence.table.blocks()[..blocks]);
+    let targets = extend(&mut plan.targets, sequence.targets(rows));
+    let sample = sequence.sample_spec(rows, plan.history.len());
+    if sample.as_ref().is_some_and(|sample| sample.history.len > 0) {
+        plan.history.extend_from_slice(sequence.token_ids());
+    }
+    plan.sequences.push(PlannedSequence {
+        id: sequence.id,
+        rows: row_span,
+        start_position: start as u32,
+        blocks: block_span,
+        sample,
+        targets,
+    });
+}
+
+/// Appends `values`; says where. The limits of an engine keep every array of a plan within 32 bits.
+fn extend<T: Copy>(array: &mut Vec<T>, values: &[T]) -> Span {
+    let span = Span {
+        start: array.len() as u32,
+        len: values.len() as u32,
+    };
+    array.extend_from_slice(values);
+    span
+}

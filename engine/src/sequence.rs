@@ -1,0 +1,234 @@
+//! One sequence: its tokens, its blocks, and the one counter that says how far it is computed.
+
+use std::sync::Arc;
+
+use protocol::sampling::{FinishReason, SampledToken, SamplingParams, StopRules};
+use thiserror::Error;
+
+use crate::admission::Holder;
+use crate::block_manager::BlockTable;
+use crate::limits::EngineLimits;
+use crate::plan::{SampleSpec, SequenceId};
+
+/// What a sequence is to compute.
+#[derive(Clone, PartialEq, Debug)]
+pub struct SequenceSpec {
+    /// The prompt, followed by the tokens generated so far (elsewhere), if any.
+    pub token_ids: Vec<u32>,
+    /// How many of `token_ids` are the prompt; at least 1.
+    pub prompt_len: usize,
+    /// How tokens are drawn.
+    pub sampling: Arc<SamplingParams>,
+    /// When the sequence ends. `max_tokens` counts all tokens after the prompt, wherever they were sampled.
+    pub stop: StopRules,
+    /// Report the log-probabilities of the prompt with the first token sampled here.
+    pub prompt_logprobs: bool,
+    /// What becomes of the blocks when the sequence ends by itself.
+    pub on_finish: OnFinish,
+    /// End after one token sampled here, whatever `stop` says; the event still tells what `stop` says.
+    pub first_only: bool,
+}
+
+/// What becomes of a sequence's blocks when it ends by itself. Cancelled and failed sequences always release them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnFinish {
+    /// They are free at once.
+    Release,
+    /// They stay readable under the sequence's id until `Engine::release_held` or `Engine::cancel`.
+    Hold,
+}
+
+/// What is wrong with a [`SequenceSpec`]; it will be wrong every time.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum SpecError {
+    /// The prompt's length contradicts the tokens.
+    #[error("prompt_len is {prompt_len}; it must be at least 1 and at most {tokens}, the length of token_ids")]
+    PromptLen {
+        /// The prompt's length.
+        prompt_len: usize,
+        /// Number of tokens.
+        tokens: usize,
+    },
+    /// More tokens than any sequence may have.
+    #[error("token_ids has {tokens} tokens; it may have at most {limit}, which leaves room for one output token")]
+    TooLong {
+        /// Number of tokens.
+        tokens: usize,
+        /// Most tokens.
+        limit: usize,
+    },
+    /// All tokens that may be generated have been.
+    #[error("{generated} tokens after the prompt are there already; stop.max_tokens, {max_tokens}, must be larger")]
+    NothingLeft {
+        /// Tokens after the prompt.
+        generated: usize,
+        /// The limit.
+        max_tokens: u32,
+    },
+}
+
+impl SequenceSpec {
+    pub(crate) fn validate(&self, limits: &EngineLimits) -> Result<(), SpecError> {
+        let tokens = self.token_ids.len();
+        if self.prompt_len == 0 || self.prompt_len > tokens {
+            return Err(SpecError::PromptLen {
+                prompt_len: self.prompt_len,
+                tokens,
+            });
+        }
+        let limit = limits.max_seq_len - 1;
+        if tokens > limit {
+            return Err(SpecError::TooLong { tokens, limit });
+        }
+        let generated = tokens - self.prompt_len;
+        if generated >= self.stop.max_tokens as usize {
+            return Err(SpecError::NothingLeft {
+                generated,
+                max_tokens: self.stop.max_tokens,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A sequence that has not ended. Where it is kept (running or waiting) is its state.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) id: SequenceId,
+    pub(crate) table: BlockTable,
+    /// Tokens whose KV is in the blocks.
+    pub(crate) num_computed: usize,
+    spec: SequenceSpec,
+    /// Length at which it ends for sure.
+    final_len: usize,
+    /// `Some` until delivered, if log-probabilities of the prompt are asked for.
+    prompt_logprobs: Option<Vec<f32>>,
+}
+
+/// A token that was accepted.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    pub(crate) prompt_logprobs: Option<Vec<f32>>,
+    pub(crate) finish: Option<FinishReason>,
+    /// The sequence has ended.
+    pub(crate) ended: bool,
+}
+
+impl Sequence {
+    /// A sequence whose first `num_computed` tokens have their KV in `table`. The spec has been validated.
+    pub(crate) fn new(
+        id: SequenceId,
+        spec: SequenceSpec,
+        table: BlockTable,
+        num_computed: usize,
+        limits: &EngineLimits,
+    ) -> Self {
+        let by_rules = spec
+            .prompt_len
+            .saturating_add(spec.stop.max_tokens as usize)
+            .min(limits.max_seq_len);
+        let final_len = if spec.first_only {
+            spec.token_ids.len() + 1
+        } else {
+            by_rules
+        };
+        let prompt_logprobs = spec.prompt_logprobs.then(|| Vec::with_capacity(spec.prompt_len - 1));
+        Self {
+            id,
+            table,
+            num_computed,
+            spec,
+            final_len,
+            prompt_logprobs,
+        }
+    }
+
+    pub(crate) fn token_ids(&self) -> &[u32] {
+        &self.spec.token_ids
+    }
+
+    pub(crate) fn on_finish(&self) -> OnFinish {
+        self.spec.on_finish
+    }
+
+    /// Rows that are missing before the next token can be sampled; at least 1.
+    pub(crate) fn pending(&self) -> usize {
+        self.spec.token_ids.len() - self.num_computed
+    }
+
+    /// Its share in the forecast. The last token it samples needs no KV.
+    pub(crate) fn holder(&self) -> Holder {
+        let tokens = self.spec.token_ids.len();
+        let growth = (self.final_len - 1).saturating_sub(tokens);
+        // How long a prompt takes to be computed, and a holder to let go, nobody knows.
+        Holder {
+            tokens,
+            growth,
+            leaves: self.spec.on_finish == OnFinish::Release && self.pending() == 1,
+        }
+    }
+
+    /// Prompt tokens whose log-probability the next `rows` rows yield.
+    pub(crate) fn targets(&self, rows: usize) -> &[u32] {
+        if self.prompt_logprobs.is_none() {
+            return &[];
+        }
+        let first = (self.num_computed + 1).min(self.spec.prompt_len);
+        let end = (self.num_computed + rows + 1).min(self.spec.prompt_len);
+        &self.spec.token_ids[first..end]
+    }
+
+    /// How the next token is sampled, if the next `rows` rows lead to it; `history_start` is where its history would
+    /// begin in the plan.
+    pub(crate) fn sample_spec(&self, rows: usize, history_start: usize) -> Option<SampleSpec> {
+        if rows < self.pending() {
+            return None;
+        }
+        let history_len = if self.spec.sampling.needs_history() {
+            self.spec.token_ids.len()
+        } else {
+            0
+        };
+        Some(SampleSpec {
+            params: self.spec.sampling.clone(),
+            output_position: (self.spec.token_ids.len() - self.spec.prompt_len) as u32,
+            history: crate::plan::Span {
+                start: history_start as u32,
+                len: history_len as u32,
+            },
+            prompt_len: self.spec.prompt_len as u32,
+        })
+    }
+
+    /// Notes that the next `rows` rows are computed.
+    pub(crate) fn advance(&mut self, rows: usize, prompt_logprobs: &[f32]) {
+        self.num_computed += rows;
+        if let Some(all) = &mut self.prompt_logprobs {
+            all.extend_from_slice(prompt_logprobs);
+        }
+    }
+
+    /// Appends the sampled token.
+    pub(crate) fn accept(&mut self, token: &SampledToken) -> Accepted {
+        self.spec.token_ids.push(token.token);
+        let len = self.spec.token_ids.len();
+        let by_rules = self.spec.stop.finish(token.token, (len - self.spec.prompt_len) as u32);
+        // With `first_only` the final length is where this engine stops, not a reason for the sequence to end.
+        let full = !self.spec.first_only && len >= self.final_len;
+        let finish = by_rules.or(full.then_some(FinishReason::Length));
+        Accepted {
+            prompt_logprobs: self.prompt_logprobs.take(),
+            finish,
+            ended: finish.is_some() || self.spec.first_only,
+        }
+    }
+
+    /// Forgets what was computed and hands out the blocks; the tokens stay.
+    pub(crate) fn reset(&mut self) -> BlockTable {
+        self.num_computed = 0;
+        if let Some(all) = &mut self.prompt_logprobs {
+            all.clear();
+        }
+        std::mem::take(&mut self.table)
+    }
+}

@@ -1,0 +1,74 @@
+//! Numbers about the engine, for load reports, metrics and the audit. The engine only returns them; shells publish.
+
+use thiserror::Error;
+
+/// Gauge of [`EngineStats::running`].
+pub const METRIC_RUNNING: &str = "baton_num_sequences_running";
+/// Gauge of [`EngineStats::waiting`].
+pub const METRIC_WAITING: &str = "baton_num_sequences_waiting";
+/// Gauge of [`EngineStats::held`].
+pub const METRIC_HELD: &str = "baton_num_sequences_held";
+/// Gauge of [`EngineStats::reservations`].
+pub const METRIC_RESERVATIONS: &str = "baton_num_reservations";
+/// Gauge of the block counts; label `state` is `free`, `cached` or `owned`.
+pub const METRIC_KV_BLOCKS: &str = "baton_kv_blocks";
+/// Counter of [`EngineStats::steps`].
+pub const METRIC_STEPS: &str = "baton_engine_steps_total";
+/// Counter of [`EngineStats::rows`].
+pub const METRIC_ROWS: &str = "baton_engine_rows_total";
+/// Counter of [`EngineStats::sampled_tokens`].
+pub const METRIC_SAMPLED_TOKENS: &str = "baton_generation_tokens_total";
+/// Counter of [`EngineStats::preemptions`].
+pub const METRIC_PREEMPTIONS: &str = "baton_num_preemptions_total";
+
+/// State of an engine between two calls. `free_blocks + cached_blocks + owned_blocks = total_blocks`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct EngineStats {
+    /// Blocks of the pool.
+    pub total_blocks: usize,
+    /// Blocks nobody uses.
+    pub free_blocks: usize,
+    /// Blocks kept only as prefix cache.
+    pub cached_blocks: usize,
+    /// Blocks of sequences (running, waiting, held), of reservations, and of a step that is not applied yet.
+    pub owned_blocks: usize,
+    /// Sequences in the running batch.
+    pub running: usize,
+    /// Sequences that wait for a slot or for blocks.
+    pub waiting: usize,
+    /// Ended sequences whose blocks are held.
+    pub held: usize,
+    /// Reservations that are neither committed nor released.
+    pub reservations: usize,
+    /// Steps applied since the start.
+    pub steps: u64,
+    /// Rows computed since the start.
+    pub rows: u64,
+    /// Tokens sampled since the start.
+    pub sampled_tokens: u64,
+    /// Preemptions since the start.
+    pub preemptions: u64,
+    /// Rows that preemptions have thrown away since the start.
+    pub preempted_rows: u64,
+}
+
+/// What one applied step was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StepStats {
+    /// Number of the step, from 1.
+    pub step: u64,
+    /// Sequences in the batch.
+    pub batch_size: u32,
+    /// Rows computed.
+    pub rows: u32,
+    /// Tokens sampled, those of sequences cancelled meanwhile included.
+    pub sampled_tokens: u32,
+}
+
+/// The books do not balance: a defect of the engine, or a reservation that was dropped.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("engine invariants violated: {}", problems.join("; "))]
+pub struct AuditError {
+    /// Each in one line.
+    pub problems: Vec<String>,
+}
