@@ -1,4 +1,9 @@
 //! Everything the coordinator decides. Pure: facts in, actions out; time is an argument.
 #![deny(clippy::wildcard_enum_match_arm)]
 
+pub mod ledger;
+pub mod stop;
 pub mod types;
+
+#[cfg(test)]
+mod fixtures;
