@@ -1,0 +1,107 @@
+//! The front door: one path, either form.
+
+use std::path::{Path, PathBuf};
+
+use crate::directory::ModelDirectory;
+use crate::error::ModelFilesError;
+use crate::gguf::GgufFile;
+use crate::text::{self, TextModel};
+
+/// The two forms a model comes in.
+#[derive(Debug)]
+pub enum Source {
+    /// One GGUF file.
+    Gguf(GgufFile),
+    /// A directory with `config.json`, safetensors and `tokenizer.json`.
+    Directory(ModelDirectory),
+}
+
+/// An opened model: everything is found and the GGUF header is checked; the tokenizer is built only by [`Self::text`], the
+/// weights are read by whoever needs them.
+#[derive(Debug)]
+pub struct ModelFiles {
+    path: PathBuf,
+    source: Source,
+}
+
+impl ModelFiles {
+    /// Opens a `.gguf` file or a model directory.
+    ///
+    /// # Errors
+    /// [`ModelFilesError`] naming the file and what is wrong.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, ModelFilesError> {
+        let path = path.as_ref();
+        let metadata = std::fs::metadata(path).map_err(|source| ModelFilesError::Io {
+            path: path.to_path_buf(),
+            source,
+        })?;
+        let source = if metadata.is_dir() {
+            Source::Directory(ModelDirectory::open(path)?)
+        } else {
+            Source::Gguf(GgufFile::open(path)?)
+        };
+        Ok(Self {
+            path: path.to_path_buf(),
+            source,
+        })
+    }
+
+    /// The path that was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The opened form.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// Architecture: `general.architecture` of a GGUF file, `model_type` of `config.json`.
+    ///
+    /// # Errors
+    /// [`ModelFilesError`] if it is not there or no string.
+    pub fn architecture(&self) -> Result<String, ModelFilesError> {
+        match &self.source {
+            Source::Gguf(file) => Ok(file.require_string("general.architecture")?.to_string()),
+            Source::Directory(directory) => text::directory_architecture(directory),
+        }
+    }
+
+    /// Name for people and for `model_name`: `general.name` of a GGUF file or the file's or directory's own name.
+    ///
+    /// # Errors
+    /// [`ModelFilesError`] if `general.name` is no string.
+    pub fn name(&self) -> Result<String, ModelFilesError> {
+        let own = || {
+            self.path
+                .file_stem()
+                .unwrap_or(self.path.as_os_str())
+                .to_string_lossy()
+                .into_owned()
+        };
+        match &self.source {
+            Source::Gguf(file) => Ok(file.string("general.name")?.map_or_else(own, str::to_string)),
+            Source::Directory(_) => Ok(self
+                .path
+                .file_name()
+                .map_or_else(own, |name| name.to_string_lossy().into_owned())),
+        }
+    }
+
+    /// Hash of everything that decides how text becomes tokens and back: equal for equal vocabularies, merges, rules and
+    /// special flags. Does not build the tokenizer, so a node can afford it.
+    ///
+    /// # Errors
+    /// [`ModelFilesError`] if the tokenizer's data is missing or of the wrong kind.
+    pub fn tokenizer_hash(&self) -> Result<u64, ModelFilesError> {
+        text::tokenizer_hash(&self.source)
+    }
+
+    /// Builds the text side: tokenizer, end tokens, chat template, defaults.
+    ///
+    /// # Errors
+    /// [`ModelFilesError`] naming the key or file that is missing, wrong or not supported.
+    pub fn text(&self) -> Result<TextModel, ModelFilesError> {
+        TextModel::load(self)
+    }
+}

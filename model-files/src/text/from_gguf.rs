@@ -1,0 +1,270 @@
+//! The text side of a GGUF file.
+
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::{AddedToken, Tokenizer};
+
+use super::bytes::{ByteRule, TokenTable};
+use super::hash;
+use super::pre_tokenizer::PreTokenizer;
+use super::template::ChatTemplate;
+use super::tokenizer::TextTokenizer;
+use super::{GenerationDefaults, TextModel};
+use crate::error::ModelFilesError;
+use crate::files::ModelFiles;
+use crate::gguf::{GgufFile, GgufProblem, Value};
+
+pub(crate) const KEY_MODEL: &str = "tokenizer.ggml.model";
+pub(crate) const KEY_PRE: &str = "tokenizer.ggml.pre";
+pub(crate) const KEY_TOKENS: &str = "tokenizer.ggml.tokens";
+pub(crate) const KEY_TYPES: &str = "tokenizer.ggml.token_type";
+pub(crate) const KEY_SCORES: &str = "tokenizer.ggml.scores";
+pub(crate) const KEY_MERGES: &str = "tokenizer.ggml.merges";
+pub(crate) const KEY_BOS: &str = "tokenizer.ggml.bos_token_id";
+pub(crate) const KEY_EOS: &str = "tokenizer.ggml.eos_token_id";
+pub(crate) const KEY_ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
+pub(crate) const KEY_ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
+pub(crate) const KEY_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
+
+/// Keys of tokens that end a turn or a message, beside the end-of-text token.
+const MORE_END_KEYS: [&str; 2] = ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
+/// Names of end-of-turn tokens: older converters wrote no key for them.
+const END_OF_TURN_NAMES: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"];
+
+/// What `tokenizer.ggml.token_type` says of a token (ids of the GGUF specification).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TokenKind {
+    Normal,
+    Unknown,
+    Control,
+    UserDefined,
+    Unused,
+    Byte,
+}
+
+impl TokenKind {
+    fn from_id(id: u64) -> Option<Self> {
+        Some(match id {
+            1 => Self::Normal,
+            2 => Self::Unknown,
+            3 => Self::Control,
+            4 => Self::UserDefined,
+            5 => Self::Unused,
+            6 => Self::Byte,
+            _ => return None,
+        })
+    }
+
+    /// Not part of the text.
+    fn is_special(self) -> bool {
+        matches!(self, Self::Unknown | Self::Control | Self::Unused)
+    }
+}
+
+struct Vocabulary<'a> {
+    tokens: Vec<&'a str>,
+    kinds: Vec<TokenKind>,
+}
+
+pub(crate) fn load(files: &ModelFiles, file: &GgufFile) -> Result<TextModel, ModelFilesError> {
+    let architecture = file.require_string("general.architecture")?;
+    let vocabulary = read_vocabulary(file)?;
+    let pre = read_pre_tokenizer(file)?;
+    let bos_token_id = token_id(file, KEY_BOS, &vocabulary)?;
+    let eos_token_id = token_id(file, KEY_EOS, &vocabulary)?;
+    let add_bos = file.bool(KEY_ADD_BOS)?.unwrap_or_else(|| pre.adds_bos_by_default());
+    let prefix = around(file, KEY_ADD_BOS, add_bos, KEY_BOS, bos_token_id)?;
+    let add_eos = file.bool(KEY_ADD_EOS)?.unwrap_or(false);
+    let suffix = around(file, KEY_ADD_EOS, add_eos, KEY_EOS, eos_token_id)?;
+    let (tokenizer, table) = build(file, &vocabulary, pre)?;
+
+    let text_of = |id: Option<u32>| id.map_or("", |id| vocabulary.tokens[id as usize]);
+    let chat_template = file
+        .string("tokenizer.chat_template")?
+        .map(|source| ChatTemplate::new(source, text_of(bos_token_id), text_of(eos_token_id)));
+    Ok(TextModel {
+        tokenizer: TextTokenizer::new(tokenizer, table, ByteRule::ByteLevel, prefix, suffix),
+        eos_token_ids: end_tokens(file, &vocabulary, eos_token_id)?,
+        bos_token_id,
+        add_bos,
+        chat_template,
+        vocab_size: vocabulary.tokens.len(),
+        max_position_embeddings: file.require_u32(&format!("{architecture}.context_length"))? as usize,
+        architecture: architecture.to_string(),
+        name: files.name()?,
+        tokenizer_hash: hash::of_gguf(file)?,
+        generation_defaults: GenerationDefaults {
+            temperature: file.f32("general.sampling.temp")?,
+            top_k: file.u32("general.sampling.top_k")?,
+            top_p: file.f32("general.sampling.top_p")?,
+        },
+    })
+}
+
+fn kind_error(file: &GgufFile, key: &str, found: impl Into<String>, wanted: impl Into<String>) -> ModelFilesError {
+    file.error(GgufProblem::Kind {
+        key: key.into(),
+        found: found.into(),
+        wanted: wanted.into(),
+    })
+}
+
+fn read_vocabulary(file: &GgufFile) -> Result<Vocabulary<'_>, ModelFilesError> {
+    let tokens = file
+        .array(KEY_TOKENS, "an array of strings", Value::as_str)?
+        .ok_or_else(|| file.error(GgufProblem::MissingKey(KEY_TOKENS.into())))?;
+    if tokens.is_empty() {
+        return Err(kind_error(
+            file,
+            KEY_TOKENS,
+            "an empty array",
+            "an array with one string per token",
+        ));
+    }
+    let wanted = "an array with a number from 1 (normal) to 6 (byte) per token";
+    let kinds = file
+        .array(KEY_TYPES, wanted, |value| TokenKind::from_id(value.as_u64()?))?
+        .ok_or_else(|| file.error(GgufProblem::MissingKey(KEY_TYPES.into())))?;
+    if kinds.len() != tokens.len() {
+        let found = format!("an array of {} numbers", kinds.len());
+        return Err(kind_error(
+            file,
+            KEY_TYPES,
+            found,
+            format!("one per token, {}", tokens.len()),
+        ));
+    }
+    Ok(Vocabulary { tokens, kinds })
+}
+
+fn read_pre_tokenizer(file: &GgufFile) -> Result<PreTokenizer, ModelFilesError> {
+    match file.require_string(KEY_MODEL)? {
+        "gpt2" => {}
+        "llama" => {
+            let wanted = "\"gpt2\" (SentencePiece vocabularies from GGUF are not supported yet; use a model directory with \
+                          tokenizer.json)";
+            return Err(kind_error(file, KEY_MODEL, "the string \"llama\"", wanted));
+        }
+        other => return Err(kind_error(file, KEY_MODEL, format!("the string {other:?}"), "\"gpt2\"")),
+    }
+    if file.bool(KEY_SPACE_PREFIX)?.unwrap_or(false) {
+        return Err(kind_error(
+            file,
+            KEY_SPACE_PREFIX,
+            "true",
+            "false for a \"gpt2\" vocabulary",
+        ));
+    }
+    let name = file.string(KEY_PRE)?.unwrap_or("default");
+    PreTokenizer::from_name(name).map_err(|wanted| kind_error(file, KEY_PRE, format!("the string {name:?}"), wanted))
+}
+
+fn token_id(file: &GgufFile, key: &str, vocabulary: &Vocabulary<'_>) -> Result<Option<u32>, ModelFilesError> {
+    match file.u32(key)? {
+        Some(id) if id as usize >= vocabulary.tokens.len() => {
+            let wanted = format!("a token id below {}", vocabulary.tokens.len());
+            Err(kind_error(file, key, format!("{id}"), wanted))
+        }
+        id => Ok(id),
+    }
+}
+
+/// The tokens to put before or after a text.
+fn around(
+    file: &GgufFile,
+    flag_key: &str,
+    flag: bool,
+    id_key: &str,
+    id: Option<u32>,
+) -> Result<Vec<u32>, ModelFilesError> {
+    match (flag, id) {
+        (false, _) => Ok(Vec::new()),
+        (true, Some(id)) => Ok(vec![id]),
+        (true, None) => Err(kind_error(
+            file,
+            flag_key,
+            "true",
+            format!("false, or a value for `{id_key}`"),
+        )),
+    }
+}
+
+fn end_tokens(file: &GgufFile, vocabulary: &Vocabulary<'_>, eos: Option<u32>) -> Result<Vec<u32>, ModelFilesError> {
+    let mut ids: Vec<u32> = eos.into_iter().collect();
+    for key in MORE_END_KEYS {
+        ids.extend(token_id(file, key, vocabulary)?);
+    }
+    for (id, (token, &kind)) in (0..).zip(vocabulary.tokens.iter().zip(&vocabulary.kinds)) {
+        if kind == TokenKind::Control && END_OF_TURN_NAMES.contains(token) {
+            ids.push(id);
+        }
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
+}
+
+fn read_merges(file: &GgufFile) -> Result<Vec<(String, String)>, ModelFilesError> {
+    let value = file
+        .get(KEY_MERGES)
+        .ok_or_else(|| file.error(GgufProblem::MissingKey(KEY_MERGES.into())))?;
+    let Some(array) = value.as_array() else {
+        return Err(kind_error(file, KEY_MERGES, value.describe(), "an array of strings"));
+    };
+    let mut merges = Vec::new();
+    for (index, value) in array.iter().enumerate() {
+        // The left half may itself begin with a space, so the first byte is not looked at.
+        let halves = value.as_str().and_then(|merge| {
+            let cut = merge.char_indices().skip(1).find(|&(_, character)| character == ' ')?.0;
+            Some((merge[..cut].to_string(), merge[cut + 1..].to_string()))
+        });
+        let Some(halves) = halves else {
+            let found = format!("{} at index {index}", value.describe());
+            return Err(kind_error(
+                file,
+                KEY_MERGES,
+                found,
+                "an array of two entries with a space between them",
+            ));
+        };
+        merges.push(halves);
+    }
+    Ok(merges)
+}
+
+fn build(
+    file: &GgufFile,
+    vocabulary: &Vocabulary<'_>,
+    pre: PreTokenizer,
+) -> Result<(Tokenizer, TokenTable), ModelFilesError> {
+    let mut ids = Vocab::new();
+    let mut table = TokenTable::default();
+    let mut added = Vec::new();
+    for (id, (&token, &kind)) in (0_u32..).zip(vocabulary.tokens.iter().zip(&vocabulary.kinds)) {
+        if let Some(first) = ids.get(token) {
+            if kind != TokenKind::Unused {
+                let found = format!("{token:?} twice, at {first} and {id}");
+                return Err(kind_error(file, KEY_TOKENS, found, "every token once"));
+            }
+        } else {
+            ids.insert(token.to_string(), id);
+        }
+        match kind {
+            TokenKind::Normal | TokenKind::Byte => table.push(&ByteRule::ByteLevel.bytes(token), false),
+            _ => table.push(token.as_bytes(), kind.is_special()),
+        }
+        if matches!(kind, TokenKind::Control | TokenKind::UserDefined | TokenKind::Unknown) && !token.is_empty() {
+            added.push(AddedToken::from(token, kind.is_special()).normalized(false));
+        }
+    }
+    let wrong = |what: String| ModelFilesError::invalid(file.path(), what);
+    let model = BPE::builder()
+        .vocab_and_merges(ids, read_merges(file)?)
+        .ignore_merges(pre.ignores_merges())
+        .build()
+        .map_err(|error| wrong(format!("key `{KEY_MERGES}` does not fit the vocabulary: {error}")))?;
+    let mut tokenizer = Tokenizer::new(model);
+    tokenizer.with_normalizer(pre.normalizer());
+    tokenizer.with_pre_tokenizer(Some(pre.build().map_err(wrong)?));
+    tokenizer.add_tokens(&added);
+    Ok((tokenizer, table))
+}
