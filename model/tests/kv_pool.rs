@@ -1,0 +1,305 @@
+//! The KV pool against plain memory, its exclusion rules, and writers on several threads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use engine::plan::BlockId;
+use half::f16;
+use model::kv_pool::{KvError, KvPool};
+use protocol::kv::{KvDtype, KvLayout};
+
+fn layout(dtype: KvDtype) -> KvLayout {
+    KvLayout {
+        num_layers: 3,
+        num_kv_heads: 2,
+        head_dim: 80,
+        block_tokens: 4,
+        dtype,
+    }
+}
+
+fn pool(dtype: KvDtype, blocks: usize) -> Arc<KvPool> {
+    Arc::new(KvPool::new(layout(dtype), blocks).unwrap())
+}
+
+fn ids(list: &[u32]) -> Vec<BlockId> {
+    list.iter().copied().map(BlockId).collect()
+}
+
+/// The number stored for an element, exact in both types.
+fn element(layer: usize, block: usize, half: usize, head: usize, token: usize, dim: usize) -> f32 {
+    ((((layer * 5 + block) * 2 + half) * 3 + head) * 7 + token * 11 + dim) as f32 / 4.0
+}
+
+/// The canonical bytes of a (layer, block), written down plainly.
+fn canonical(layout: &KvLayout, layer: usize, block: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    for half in 0..2 {
+        for head in 0..layout.num_kv_heads as usize {
+            for token in 0..layout.block_tokens as usize {
+                for dim in 0..layout.head_dim as usize {
+                    let x = element(layer, block, half, head, token, dim);
+                    match layout.dtype {
+                        KvDtype::F16 => out.extend_from_slice(&f16::from_f32(x).to_le_bytes()),
+                        KvDtype::F32 => out.extend_from_slice(&x.to_le_bytes()),
+                    }
+                }
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn tokens_are_stored_in_canonical_order() {
+    for dtype in [KvDtype::F16, KvDtype::F32] {
+        let pool = pool(dtype, 6);
+        let layout = *pool.layout();
+        let blocks = ids(&[4, 1]);
+        let mut access = pool.claim(&blocks).unwrap();
+        for layer in 0..3 {
+            for &block in &blocks {
+                for slot in 0..4 {
+                    let row = |half| -> Vec<f32> {
+                        (0..2)
+                            .flat_map(|head| {
+                                (0..80).map(move |dim| element(layer, block.0 as usize, half, head, slot, dim))
+                            })
+                            .collect()
+                    };
+                    access.write_token(layer as u32, block, slot, &row(0), &row(1));
+                }
+            }
+        }
+        for layer in 0..3 {
+            for &block in &blocks {
+                assert_eq!(
+                    access.block(layer as u32, block),
+                    canonical(&layout, layer, block.0 as usize)
+                );
+            }
+        }
+        // Within the step, on its thread, its blocks and idle ones can be copied.
+        let inside = pool.gather(1..3, &ids(&[4, 0, 1])).unwrap();
+        drop(access);
+        let zero = vec![0; layout.layer_block_bytes()];
+        let expected = [
+            canonical(&layout, 1, 4),
+            zero.clone(),
+            canonical(&layout, 1, 1),
+            canonical(&layout, 2, 4),
+            zero,
+            canonical(&layout, 2, 1),
+        ]
+        .concat();
+        assert_eq!(inside, expected);
+        assert_eq!(pool.gather(1..3, &ids(&[4, 0, 1])).unwrap(), expected);
+    }
+}
+
+#[test]
+fn what_was_gathered_can_be_written_elsewhere() {
+    let from = pool(KvDtype::F16, 4);
+    let source = from.writer(ids(&[3, 0])).unwrap();
+    let bytes: Vec<u8> = (0..2 * from.layout().block_bytes())
+        .map(|i| (i * 31 % 251) as u8)
+        .collect();
+    source.write(0, 3, 0, 2, &bytes).unwrap();
+    source.revoke();
+    let whole = from.gather(0..3, &ids(&[3, 0])).unwrap();
+    assert_eq!(whole, bytes);
+
+    let to = pool(KvDtype::F16, 9);
+    let target = to.writer(ids(&[7, 2])).unwrap();
+    for layer in 0..3 {
+        for (index, block) in [3, 0].into_iter().enumerate() {
+            let piece = from.gather(layer..layer + 1, &ids(&[block])).unwrap();
+            target.write(layer, 1, index as u32, 1, &piece).unwrap();
+        }
+    }
+    drop(target);
+    assert_eq!(to.gather(0..3, &ids(&[7, 2])).unwrap(), whole);
+}
+
+#[test]
+fn writes_outside_of_the_reservation_change_nothing() {
+    let pool = pool(KvDtype::F16, 4);
+    let chunk = pool.layout().layer_block_bytes();
+    let writer = pool.writer(ids(&[1, 2])).unwrap();
+    let payload = vec![7; 6 * chunk];
+    let cases = [
+        (
+            writer.write(0, 3, 1, 2, &payload),
+            KvError::OutsideReservation {
+                start: 1,
+                end: 3,
+                owned: 2,
+            },
+        ),
+        (
+            writer.write(0, 3, u32::MAX, 2, &payload),
+            KvError::OutsideReservation {
+                start: u32::MAX,
+                end: u64::from(u32::MAX) + 2,
+                owned: 2,
+            },
+        ),
+        (
+            writer.write(1, 3, 0, 2, &payload),
+            KvError::NoSuchLayers {
+                start: 1,
+                end: 4,
+                total: 3,
+            },
+        ),
+        (
+            writer.write(2, u32::MAX, 0, 2, &payload),
+            KvError::NoSuchLayers {
+                start: 2,
+                end: u64::from(u32::MAX) + 2,
+                total: 3,
+            },
+        ),
+        (
+            writer.write(0, 3, 0, 2, &payload[1..]),
+            KvError::PayloadLength {
+                expected: 6 * chunk as u64,
+                found: 6 * chunk as u64 - 1,
+            },
+        ),
+        (
+            writer.write(0, 2, 0, 2, &payload),
+            KvError::PayloadLength {
+                expected: 4 * chunk as u64,
+                found: 6 * chunk as u64,
+            },
+        ),
+    ];
+    for (result, expected) in cases {
+        assert_eq!(result, Err(expected));
+    }
+    writer.revoke();
+    writer.revoke();
+    assert_eq!(writer.write(0, 3, 0, 2, &payload), Err(KvError::Revoked));
+    let all = pool.gather(0..3, &ids(&[0, 1, 2, 3])).unwrap();
+    assert!(all.iter().all(|&b| b == 0));
+}
+
+#[test]
+fn claims_exclude_each_other() {
+    let pool = pool(KvDtype::F16, 8);
+    let busy = |block, holder| KvError::Busy { block, holder };
+    let handoff = "a handoff that writes it";
+    let writer = pool.writer(ids(&[1, 2])).unwrap();
+    assert_eq!(pool.writer(ids(&[3, 2])).unwrap_err(), busy(2, handoff));
+    assert_eq!(pool.claim(&ids(&[4, 1])).unwrap_err(), busy(1, handoff));
+    assert_eq!(pool.gather(0..1, &ids(&[5, 2])).unwrap_err(), busy(2, handoff));
+    assert_eq!(pool.writer(ids(&[6, 6])).unwrap_err(), busy(6, handoff));
+    assert_eq!(
+        pool.writer(ids(&[0, 8])).unwrap_err(),
+        KvError::NoSuchBlock { block: 8, total: 8 }
+    );
+    // Nothing of the refused claims is left.
+    let blocks = ids(&[3, 4, 5, 6, 0, 4]);
+    let step = pool.claim(&blocks).unwrap();
+    assert_eq!(pool.claim(&ids(&[7])).unwrap_err(), KvError::StepRuns);
+    assert_eq!(pool.writer(ids(&[4])).unwrap_err(), busy(4, "a running step"));
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| (pool.gather(0..1, &ids(&[4])), pool.gather(0..1, &ids(&[7]))));
+        let (held, idle) = other.join().unwrap();
+        assert_eq!(held.unwrap_err(), busy(4, "a running step"));
+        idle.unwrap();
+    });
+    drop(step);
+    drop(pool.writer(ids(&[4])).unwrap());
+    writer.revoke();
+    assert_eq!(
+        pool.gather(0..4, &ids(&[1])),
+        Err(KvError::NoSuchLayers {
+            start: 0,
+            end: 4,
+            total: 3
+        })
+    );
+    assert_eq!(
+        pool.gather(0..3, &ids(&[9])),
+        Err(KvError::NoSuchBlock { block: 9, total: 8 })
+    );
+    assert_eq!(
+        pool.claim(&ids(&[9])).unwrap_err(),
+        KvError::NoSuchBlock { block: 9, total: 8 }
+    );
+    drop(pool.claim(&ids(&[1, 2, 7])).unwrap());
+}
+
+#[test]
+fn impossible_pools_are_refused() {
+    let nothing = KvLayout {
+        head_dim: 0,
+        ..layout(KvDtype::F16)
+    };
+    assert!(matches!(
+        KvPool::new(nothing, 4),
+        Err(KvError::Allocation {
+            blocks: 4,
+            bytes: 0,
+            ..
+        })
+    ));
+    assert!(matches!(
+        KvPool::new(layout(KvDtype::F16), 0),
+        Err(KvError::Allocation { .. })
+    ));
+    assert!(matches!(
+        KvPool::new(layout(KvDtype::F16), usize::MAX),
+        Err(KvError::Allocation { .. })
+    ));
+    let huge = KvLayout {
+        num_layers: u32::MAX,
+        ..layout(KvDtype::F32)
+    };
+    assert!(matches!(KvPool::new(huge, 1 << 20), Err(KvError::Allocation { .. })));
+}
+
+/// Four threads write frames of one handoff, a fifth revokes in the middle: afterwards the owner of the next claim sees
+/// its own bytes only, whatever the late writers try.
+#[test]
+fn a_revoked_writer_never_writes_again() {
+    let pool = pool(KvDtype::F16, 16);
+    let chunk = pool.layout().layer_block_bytes();
+    for round in 0..200_u8 {
+        let blocks = ids(&[2, 3, 5, 7]);
+        let writer = Arc::new(pool.writer(blocks.clone()).unwrap());
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for thread in 0..4_u32 {
+                let (writer, stop) = (Arc::clone(&writer), &stop);
+                scope.spawn(move || {
+                    let payload = vec![0xEE; chunk];
+                    let mut refused = 0;
+                    while !stop.load(Ordering::Relaxed) || refused == 0 {
+                        match writer.write(thread % 3, 1, thread, 1, &payload) {
+                            Ok(()) => assert_eq!(refused, 0, "a write after the revocation"),
+                            Err(error) => {
+                                assert_eq!(error, KvError::Revoked);
+                                refused += 1;
+                            }
+                        }
+                    }
+                });
+            }
+            if round % 2 == 0 {
+                std::thread::yield_now();
+            }
+            writer.revoke();
+            let next = pool.writer(blocks.clone()).unwrap();
+            let mine = vec![round; 3 * 4 * chunk];
+            next.write(0, 3, 0, 4, &mine).unwrap();
+            next.revoke();
+            for _ in 0..3 {
+                assert_eq!(pool.gather(0..3, &blocks).unwrap(), mine);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+}
