@@ -1,0 +1,191 @@
+"""Runs the test parts and adds up their results (called by scripts/test)."""
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+TESTS = REPO / "integration-tests" / "tests"
+REQUIREMENTS = REPO / "integration-tests" / "clients" / "requirements.txt"
+VENV = REPO / ".baton" / "venv-clients"
+PROGRAMS = ("coordinator", "prefill-node", "decode-node")
+RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored;")
+# A part that takes longer hangs, in seconds.
+PART_LIMIT_S = 3600
+CARGO_TEST = ["cargo", "test", "--release", "--locked", "--no-fail-fast"]
+
+
+class Failed(Exception):
+    """Something that keeps the tests from running."""
+
+
+def main():
+    parts = discover()
+    parser = argparse.ArgumentParser(prog="scripts/test", description="Runs the tests.")
+    parser.add_argument("--only", metavar="NAME", help=f"one part: {', '.join(parts)}")
+    parser.add_argument("--list", action="store_true", help="print the names of the parts and exit")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(parts))
+        return 0
+    chosen = list(parts)
+    if arguments.only is not None:
+        name = arguments.only.replace("_", "-")
+        if name not in parts:
+            parser.error(f"--only {arguments.only}: no such part; the parts are {', '.join(parts)}")
+        chosen = [name]
+    try:
+        environment = prepare(chosen)
+    except Failed as failure:
+        print(f"scripts/test: {failure}", file=sys.stderr)
+        return 1
+    return summarise([(name, *run_part(name, parts[name], environment)) for name in chosen])
+
+
+def discover():
+    """Part name -> its cargo commands. Targets are found, so that a new file is a new part."""
+    targets = {path.stem for path in TESTS.glob("*.rs")} | {path.parent.name for path in TESTS.glob("*/main.rs")}
+    parts = {
+        "unit": [
+            [*CARGO_TEST, "--workspace", "--exclude", "integration-tests"],
+            [*CARGO_TEST, "-p", "integration-tests", "--lib"],
+        ]
+    }
+    for target in sorted(targets):
+        parts[target.replace("_", "-")] = [[*CARGO_TEST, "-p", "integration-tests", "--test", target]]
+    return parts
+
+
+def prepare(chosen):
+    """Builds and fetches what the chosen parts need; the unit tests need nothing. Returns their environment."""
+    environment = dict(os.environ)
+    if chosen == ["unit"]:
+        return environment
+    say("building the programs")
+    packages = [word for name in PROGRAMS for word in ("-p", name)]
+    if subprocess.run(["cargo", "build", "--release", "--locked", "--bins", *packages], cwd=REPO, check=False).returncode:
+        raise Failed("the programs do not build; see the messages above")
+    if not environment.get("BATON_TEST_MODEL"):
+        say("fetching the model")
+        fetch = subprocess.run([REPO / "scripts/fetch-model"], cwd=REPO, stdout=subprocess.PIPE, text=True, check=False)
+        if fetch.returncode:
+            raise Failed("the model could not be fetched; give one with BATON_TEST_MODEL=PATH")
+        environment["BATON_TEST_MODEL"] = fetch.stdout.splitlines()[-1]
+    if not environment.get("BATON_TEST_PYTHON"):
+        environment["BATON_TEST_PYTHON"] = str(client_python()) if REQUIREMENTS.exists() else sys.executable
+    return environment
+
+
+def client_python():
+    """A virtual environment with the pinned client packages, made anew when the list changes."""
+    python = VENV / "bin" / "python"
+    stamp = VENV / "requirements.sha256"
+    wanted = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()
+    if python.exists() and stamp.exists() and stamp.read_text() == wanted:
+        return python
+    say("installing the client packages")
+    shutil.rmtree(VENV, ignore_errors=True)
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    for command in ([sys.executable, "-m", "venv", VENV], [*pip, "-r", REQUIREMENTS]):
+        if subprocess.run(command, cwd=REPO, check=False).returncode:
+            raise Failed(f"'{' '.join(map(str, command))}' failed; see the messages above")
+    stamp.write_text(wanted)
+    return python
+
+
+def run_part(name, commands, environment):
+    """Runs a part. Returns passed, failed, ignored and, where the counts do not say it, what went wrong."""
+    passed = failed = ignored = 0
+    problem = None
+    for command in commands:
+        say(f"{name}: {' '.join(command)}")
+        counts, status, timed_out = run_counted(command, environment)
+        passed, failed, ignored = passed + counts[0], failed + counts[1], ignored + counts[2]
+        if timed_out:
+            problem = f"did not end within {PART_LIMIT_S} s"
+        elif status and not counts[1]:
+            problem = f"cargo ended with status {status} (see the messages above)"
+    if problem is None and passed + failed == 0:
+        problem = "no test ran"
+    return passed, failed, ignored, problem
+
+
+def run_counted(command, environment):
+    """Runs a command, shows its output and adds up cargo's result lines."""
+    counts = [0, 0, 0]
+    timed_out = threading.Event()
+    child = subprocess.Popen(
+        command,
+        cwd=REPO,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+    def end():
+        timed_out.set()
+        end_group(child)
+
+    limit = threading.Timer(PART_LIMIT_S, end)
+    limit.start()
+    try:
+        for line in child.stdout:
+            print(line, end="", flush=True)
+            found = RESULT.match(line)
+            if found:
+                counts = [sum(pair) for pair in zip(counts, map(int, found.groups()))]
+        status = child.wait()
+    except KeyboardInterrupt:
+        end_group(child)
+        raise
+    finally:
+        limit.cancel()
+    return counts, status, timed_out.is_set()
+
+
+def end_group(child):
+    """Ends the command and what it started: they are a session of their own."""
+    try:
+        os.killpg(child.pid, signal.SIGTERM)
+        time.sleep(2)
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # all gone
+
+
+def summarise(results):
+    say("")
+    passed = failed = 0
+    for name, part_passed, part_failed, ignored, problem in results:
+        # A part that could not be counted is one failure, or the sum would hide it.
+        part_failed += problem is not None
+        passed, failed = passed + part_passed, failed + part_failed
+        notes = [f"{ignored} ignored"] if ignored else []
+        notes += [problem] if problem else []
+        say(f"{name:<16} {part_passed:>5} passed {part_failed:>5} failed{''.join(f'  ({note})' for note in notes)}")
+    say(f"{passed} passed, {failed} failed")
+    return 0 if passed and not failed else 1
+
+
+def say(text):
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    # A terminated run ends what it started, as an interrupted one does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

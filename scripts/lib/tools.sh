@@ -1,0 +1,79 @@
+# Sourced by the other scripts: finds the tools a task needs, installs what is missing where that is possible.
+# shellcheck shell=bash
+
+# The Rust version the workspace asks for, from Cargo.toml.
+rust_version() { sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1; }
+
+# Whether cargo runs and is new enough.
+cargo_is_usable() {
+    local have
+    have="$(cargo --version 2>/dev/null | cut -d ' ' -f 2)" || return 1
+    [ -n "$have" ] && [ "$(printf '%s\n%s\n' "$(rust_version)" "$have" | sort -V | head -n 1)" = "$(rust_version)" ]
+}
+
+# The Debian package that brings a tool.
+package_of() {
+    case "$1" in
+        pip) echo python3-pip ;;
+        venv) echo python3-venv ;;
+        cc) echo "gcc libc6-dev" ;;
+        *) echo "$1" ;;
+    esac
+}
+
+# Whether a tool is there.
+has_tool() {
+    case "$1" in
+        cargo) cargo_is_usable ;;
+        pip) python3 -m pip --version >/dev/null 2>&1 ;;
+        venv) python3 -c 'import venv, ensurepip' >/dev/null 2>&1 ;;
+        *) command -v "$1" >/dev/null 2>&1 ;;
+    esac
+}
+
+# rustup is the one way to a compiler as new as ours; distributions lag behind.
+install_cargo() {
+    local version
+    version="$(rust_version)"
+    if ! command -v rustup >/dev/null 2>&1; then
+        echo "Rust $version or newer is missing. Install it with rustup, then run this again:" >&2
+        echo "  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --default-toolchain $version" >&2
+        return 1
+    fi
+    echo "installing Rust $version with rustup"
+    rustup toolchain install "$version" --profile minimal --component rustfmt --component clippy || return 1
+    export RUSTUP_TOOLCHAIN="$version"
+    cargo_is_usable
+}
+
+# need_tools TOOL...: returns when all are there; otherwise installs them or says exactly what to install, and fails.
+need_tools() {
+    local tool missing=() packages=()
+    # rustup puts cargo here, and a shell that was open before does not know.
+    if ! command -v cargo >/dev/null 2>&1 && [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo" ]; then
+        PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+    fi
+    for tool in "$@"; do
+        if [ "$tool" = cargo ]; then
+            has_tool cargo || install_cargo || return 1
+        elif ! has_tool "$tool"; then
+            missing+=("$tool")
+            read -ra names <<<"$(package_of "$tool")"
+            packages+=("${names[@]}")
+        fi
+    done
+    [ "${#missing[@]}" -gt 0 ] || return 0
+    if [ "$(id -u)" -eq 0 ] && [ -f /etc/debian_version ] && command -v apt-get >/dev/null 2>&1; then
+        echo "installing ${packages[*]} (needed: ${missing[*]})"
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${packages[@]}" >/dev/null || {
+            echo "apt-get could not install ${packages[*]}; install them and run this again" >&2
+            return 1
+        }
+    else
+        echo "missing: ${missing[*]}. On Debian or Ubuntu: sudo apt-get install ${packages[*]}" >&2
+        return 1
+    fi
+    for tool in "${missing[@]}"; do
+        has_tool "$tool" || { echo "$tool is still missing after installing ${packages[*]}" >&2; return 1; }
+    done
+}
