@@ -1,5 +1,6 @@
 //! Incoming handshakes: concurrent, bounded in number and time.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -124,13 +125,13 @@ impl Acceptor {
         let connection = match timeout(self.deadline, incoming).await {
             Ok(Ok(connection)) => connection,
             Ok(Err(error)) => {
-                count(&self.counters.failed, "failed");
-                tracing::warn!(%remote, reason = describe(&error), "stranger turned away");
+                let count = count(&self.counters.failed, "failed");
+                warn_rarely(count, remote, "stranger turned away", &describe(&error));
                 return;
             }
             Err(_) => {
-                count(&self.counters.timed_out, "timed_out");
-                tracing::warn!(%remote, "handshake not finished in time");
+                let count = count(&self.counters.timed_out, "timed_out");
+                warn_rarely(count, remote, "stranger turned away", "handshake not finished in time");
                 return;
             }
         };
@@ -148,15 +149,17 @@ impl Acceptor {
                 let alpn = alpn.map_or_else(|| "no known plane".to_owned(), |alpn| alpn.to_string());
                 let found = peer.map_or_else(|error| error.to_string(), |peer| peer.to_string());
                 let reason = format!("expected {expected} on {alpn}, found {found}");
-                count(&self.counters.wrong_peer, "wrong_peer");
-                tracing::warn!(%remote, reason, "peer turned away");
+                let count = count(&self.counters.wrong_peer, "wrong_peer");
+                warn_rarely(count, remote, "peer turned away", &reason);
                 connection.close(code::WRONG_PEER, reason.as_bytes());
                 return;
             }
         };
         let connection = link.connection.clone();
         match timeout(self.deadline, self.links.send(link)).await {
-            Ok(Ok(())) => count(&self.counters.accepted, "accepted"),
+            Ok(Ok(())) => {
+                count(&self.counters.accepted, "accepted");
+            }
             Ok(Err(_)) => connection.close(code::CLOSED, b"the process stops"),
             Err(_) => {
                 count(&self.counters.not_taken, "not_taken");
@@ -167,7 +170,17 @@ impl Acceptor {
     }
 }
 
-fn count(counter: &AtomicU64, result: &'static str) {
-    counter.fetch_add(1, Ordering::Relaxed);
+/// Counts a result and returns how often it has come now.
+fn count(counter: &AtomicU64, result: &'static str) -> u64 {
     counter!(METRIC_HANDSHAKES, "result" => result).increment(1);
+    counter.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+/// Logs the 1st, 2nd, 4th, 8th ... time: strangers must not be able to fill the log.
+fn warn_rarely(count: u64, remote: SocketAddr, what: &str, reason: &str) {
+    if count.is_power_of_two() {
+        tracing::warn!(%remote, count, reason, "{what}");
+    } else {
+        tracing::debug!(%remote, count, reason, "{what}");
+    }
 }
