@@ -1,0 +1,103 @@
+//! Element-wise steps: residual and bias additions, gated activations.
+
+use super::KernelError;
+use super::cpu::Cpu;
+use super::dispatch::{self, Kernel};
+use super::lanes::{LANES, Lanes};
+use super::math::{exp, load_part, store_part};
+
+/// x += y, element by element.
+///
+/// # Errors
+/// If the lengths differ.
+pub fn add(cpu: &Cpu, x: &mut [f32], y: &[f32]) -> Result<(), KernelError> {
+    KernelError::check("length of an addition's second term", x.len(), y.len())?;
+    dispatch::run(cpu, Add { x, y });
+    Ok(())
+}
+
+/// Adds `bias` to every row of `x`, whose rows are as long as `bias`.
+///
+/// # Errors
+/// If `x` is not made of such rows.
+pub fn add_bias(cpu: &Cpu, x: &mut [f32], bias: &[f32]) -> Result<(), KernelError> {
+    check_rows("length of the last row a bias is added to", x.len(), bias.len())?;
+    for row in x.chunks_exact_mut(bias.len().max(1)) {
+        dispatch::run(cpu, Add { x: row, y: bias });
+    }
+    Ok(())
+}
+
+/// gate = silu(gate) * up, with silu(g) = g / (1 + e^-g).
+///
+/// # Errors
+/// If the lengths differ.
+pub fn silu_mul(cpu: &Cpu, gate: &mut [f32], up: &[f32]) -> Result<(), KernelError> {
+    KernelError::check("length of a gated activation's second factor", gate.len(), up.len())?;
+    dispatch::run(cpu, GatedActivation { gate, up, tanh: false });
+    Ok(())
+}
+
+/// gate = gelu(gate) * up, with the tanh form of gelu: g / (1 + e^(-2 u)), u = sqrt(2/pi) (g + 0.044715 g^3).
+///
+/// # Errors
+/// If the lengths differ.
+pub fn gelu_tanh_mul(cpu: &Cpu, gate: &mut [f32], up: &[f32]) -> Result<(), KernelError> {
+    KernelError::check("length of a gated activation's second factor", gate.len(), up.len())?;
+    dispatch::run(cpu, GatedActivation { gate, up, tanh: true });
+    Ok(())
+}
+
+/// An error unless `len` is a multiple of `row`.
+pub(super) fn check_rows(what: &'static str, len: usize, row: usize) -> Result<(), KernelError> {
+    match len.checked_rem(row) {
+        Some(0) => Ok(()),
+        Some(found) => Err(KernelError::Shape {
+            what,
+            expected: row,
+            found,
+        }),
+        None => KernelError::check(what, 0, len),
+    }
+}
+
+struct Add<'a> {
+    x: &'a mut [f32],
+    y: &'a [f32],
+}
+
+impl Kernel for Add<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        for (x, y) in self.x.iter_mut().zip(self.y) {
+            *x += y;
+        }
+    }
+}
+
+struct GatedActivation<'a> {
+    gate: &'a mut [f32],
+    up: &'a [f32],
+    tanh: bool,
+}
+
+impl Kernel for GatedActivation<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let one = S::splat(1.0);
+        for at in (0..self.gate.len()).step_by(LANES) {
+            let g: S = load_part(self.gate, at);
+            let exponent = if self.tanh {
+                // -2 sqrt(2/pi) (g + 0.044715 g^3) = g (a + b g^2)
+                let (a, b) = (S::splat(-1.595_769_1), S::splat(-0.071_354_814));
+                g.mul(g.mul(g).fma(b, a))
+            } else {
+                S::splat(0.0).sub(g)
+            };
+            let activated = g.div(one.add(exp(exponent)));
+            store_part(activated.mul(load_part(self.up, at)), self.gate, at);
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! A packed weight matrix and its product with rows of activations.
+#![allow(
+    unsafe_code,
+    reason = "threads write disjoint columns of one output through a pointer"
+)]
+
+use std::ops::Range;
+
+use super::KernelError;
+use super::attention::Unit;
+use super::attention_unit::AttentionScratch;
+use super::cpu::Cpu;
+use super::dispatch::{self, IntKernel, Kernel};
+use super::gemm::Product;
+use super::ggml::GgmlType;
+use super::int_gemm::{Int8Block, IntProduct, Q4Weights, Q8Weights, Weights};
+use super::lanes::{IntLanes, LANES, Lanes};
+use super::pack::{BLOCK, Packed, pack_dequantised, pack_f32, pack_q4, pack_q8};
+
+/// How a quantised matrix is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinearMode {
+    /// Q4_0, Q4_1 and Q8_0 stay as they are and meet int8 activations; other types become f32.
+    Quantised,
+    /// All weights become f32.
+    Float32,
+}
+
+/// Buffers that kernels reuse from call to call. One for each thread that calls kernels.
+#[derive(Default)]
+pub struct Scratch {
+    pub(super) activations: Vec<Int8Block>,
+    pub(super) units: Vec<Unit>,
+    pub(super) attention: Vec<AttentionScratch>,
+}
+
+/// A weight matrix W\[n\]\[k\], packed for y = x W^T.
+pub struct Linear {
+    n: usize,
+    k: usize,
+    packed: Packed,
+}
+
+impl Linear {
+    /// Packs f32 weights, `n` rows of `k`. The product is in f32.
+    ///
+    /// # Errors
+    /// If `weights` is not `n * k` long or a dimension is 0.
+    pub fn from_f32(n: usize, k: usize, weights: &[f32]) -> Result<Self, KernelError> {
+        check_dimensions(n, k)?;
+        KernelError::check("number of weights", n.saturating_mul(k), weights.len())?;
+        let packed = pack_f32(n, k, |i, out| {
+            out.copy_from_slice(&weights[i * k..(i + 1) * k]);
+            Ok(())
+        })?;
+        Ok(Self { n, k, packed })
+    }
+
+    /// Packs the bytes of a ggml tensor, `n` rows of `k`.
+    ///
+    /// # Errors
+    /// If `data` has the wrong size, a dimension is 0 or does not fit the type, a scale is not finite, or the type
+    /// cannot be read.
+    pub fn from_ggml(
+        ggml_type: GgmlType,
+        n: usize,
+        k: usize,
+        data: &[u8],
+        mode: LinearMode,
+    ) -> Result<Self, KernelError> {
+        check_dimensions(n, k)?;
+        let bytes = ggml_type.row_bytes(k)?.saturating_mul(n);
+        KernelError::check("bytes of a weight tensor", bytes, data.len())?;
+        let packed = match (mode, ggml_type) {
+            (LinearMode::Quantised, GgmlType::Q4_0) => pack_q4(n, k, data, false),
+            (LinearMode::Quantised, GgmlType::Q4_1) => pack_q4(n, k, data, true),
+            (LinearMode::Quantised, GgmlType::Q8_0) => pack_q8(n, k, data),
+            _ => pack_dequantised(ggml_type, n, k, data),
+        }?;
+        Ok(Self { n, k, packed })
+    }
+
+    /// Output features.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Input features.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Bytes of the packed weights.
+    pub fn bytes(&self) -> usize {
+        self.packed.bytes()
+    }
+
+    /// y\[m\]\[n\] = x\[m\]\[k\] W^T.
+    ///
+    /// # Errors
+    /// If a slice has the wrong length.
+    pub fn forward(
+        &self,
+        cpu: &Cpu,
+        x: &[f32],
+        m: usize,
+        y: &mut [f32],
+        scratch: &mut Scratch,
+    ) -> Result<(), KernelError> {
+        forward_many(cpu, &mut [(self, y)], x, m, scratch)
+    }
+}
+
+fn check_dimensions(n: usize, k: usize) -> Result<(), KernelError> {
+    let rule = "at least 1";
+    match (n, k) {
+        (0, _) => Err(KernelError::Dimension {
+            what: "output features of a weight matrix",
+            rule,
+            found: 0,
+        }),
+        (_, 0) => Err(KernelError::Dimension {
+            what: "input features of a weight matrix",
+            rule,
+            found: 0,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Several products of the same rows, for example a layer's query, key and value: the rows are rounded to int8 once.
+/// Gives the same bits as one [`Linear::forward`] for each.
+///
+/// # Errors
+/// If a slice has the wrong length.
+pub fn forward_many(
+    cpu: &Cpu,
+    products: &mut [(&Linear, &mut [f32])],
+    x: &[f32],
+    m: usize,
+    scratch: &mut Scratch,
+) -> Result<(), KernelError> {
+    for (linear, y) in products.iter() {
+        KernelError::check("length of a product's input", m.saturating_mul(linear.k), x.len())?;
+        KernelError::check("length of a product's output", m.saturating_mul(linear.n), y.len())?;
+    }
+    if m == 0 {
+        return Ok(());
+    }
+    if products
+        .iter()
+        .any(|(linear, _)| !matches!(linear.packed, Packed::F32(_)))
+    {
+        quantise(cpu, x, &mut scratch.activations);
+    }
+    for (linear, y) in products {
+        let y = Output(y.as_mut_ptr());
+        let tiles = linear.n.div_ceil(LANES);
+        let mut parts = split(tiles, cpu.threads());
+        cpu.each(&mut parts, |tiles| {
+            let part = Part {
+                linear,
+                x,
+                blocks: &scratch.activations,
+                m,
+                y,
+                tiles: tiles.clone(),
+            };
+            match linear.packed {
+                Packed::F32(_) => dispatch::run(cpu, part),
+                Packed::Q4(_) | Packed::Q8 { .. } => dispatch::run_int(cpu, part),
+            }
+        });
+    }
+    Ok(())
+}
+
+/// 0..count in at most `parts` even ranges.
+pub(super) fn split(count: usize, parts: usize) -> Vec<Range<usize>> {
+    let parts = parts.min(count).max(1);
+    (0..parts).map(|i| count * i / parts..count * (i + 1) / parts).collect()
+}
+
+/// Where threads write, each its own columns.
+#[derive(Clone, Copy)]
+struct Output(*mut f32);
+// SAFETY: `forward_many` gives every thread other columns of the slice it borrows mutably, for the call's duration.
+unsafe impl Send for Output {}
+// SAFETY: as above.
+unsafe impl Sync for Output {}
+
+/// A range of a matrix's tiles of columns, for all rows.
+struct Part<'a> {
+    linear: &'a Linear,
+    x: &'a [f32],
+    blocks: &'a [Int8Block],
+    m: usize,
+    y: Output,
+    tiles: Range<usize>,
+}
+
+impl Part<'_> {
+    /// Calls `product(y, y_row, first tile, tiles, rows)` for the full tiles, and for a last tile with fewer than 16
+    /// columns through a buffer, since a register tile always writes 16.
+    #[inline(always)]
+    fn for_tiles(&self, mut product: impl FnMut(*mut f32, usize, usize, usize, Range<usize>)) {
+        let Range { start, end } = self.tiles;
+        let n = self.linear.n;
+        let full = end.min(n / LANES);
+        if start < full {
+            product(self.y.0.wrapping_add(start * LANES), n, start, full - start, 0..self.m);
+        }
+        if full < end {
+            let columns = n % LANES;
+            let mut buffer = [0.0; 8 * LANES];
+            for row in (0..self.m).step_by(8) {
+                let rows = row..self.m.min(row + 8);
+                product(buffer.as_mut_ptr(), LANES, full, 1, rows.clone());
+                for (from, row) in buffer.chunks_exact(LANES).zip(rows) {
+                    let to = self.y.0.wrapping_add(row * n + full * LANES);
+                    // SAFETY: the last `columns` values of a row of y, which `forward_many` checked to be m x n, and
+                    // which no other thread's tiles cover.
+                    unsafe { to.copy_from_nonoverlapping(from.as_ptr(), columns) };
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn int<S: IntLanes, W: Weights>(&self, w: W) {
+        let blocks = self.linear.k / BLOCK;
+        self.for_tiles(|y, y_row, tile, tiles, rows| {
+            let x = self.blocks[rows.start * blocks..rows.end * blocks].as_ptr();
+            let product = IntProduct {
+                w,
+                tile,
+                blocks,
+                x,
+                y,
+                y_row,
+            };
+            // SAFETY: x has k / 32 blocks for each row, the matrix has the tiles, and y (or the buffer) has the rows
+            // and columns; all were checked by `forward_many`, `from_ggml` and `for_tiles`.
+            unsafe { product.run::<S>(rows.len(), tiles) };
+        });
+    }
+}
+
+impl Kernel for Part<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let Packed::F32(lines) = &self.linear.packed else {
+            return;
+        };
+        let k = self.linear.k;
+        self.for_tiles(|y, y_row, tile, tiles, rows| {
+            let product = Product {
+                w: lines[tile * k..(tile + tiles) * k].as_ptr().cast(),
+                w_tile: k * LANES,
+                w_k: LANES,
+                k,
+                x: self.x[rows.start * k..rows.end * k].as_ptr(),
+                x_row: k,
+                y,
+                y_row,
+                accumulate: false,
+            };
+            // SAFETY: the slices above have the rows and tiles; y (or the buffer) has the rows and columns, as
+            // checked by `forward_many` and `for_tiles`.
+            unsafe { product.run::<S>(rows.len(), tiles) };
+        });
+    }
+}
+
+impl IntKernel for Part<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: IntLanes>(self) {
+        match &self.linear.packed {
+            Packed::Q4(tiles) => self.int::<S, _>(Q4Weights(tiles.as_ptr())),
+            Packed::Q8 { tiles, scales } => self.int::<S, _>(Q8Weights(tiles.as_ptr(), scales.as_ptr())),
+            Packed::F32(_) => {}
+        }
+    }
+}
+
+/// Rounds rows to int8 blocks.
+fn quantise(cpu: &Cpu, x: &[f32], out: &mut Vec<Int8Block>) {
+    struct Quantise<'a>(&'a [f32], &'a mut [Int8Block]);
+    impl Kernel for Quantise<'_> {
+        type Output = ();
+        #[inline(always)]
+        fn run<S: Lanes>(self) {
+            let (blocks, _) = self.0.as_chunks::<BLOCK>();
+            for (x, out) in blocks.iter().zip(self.1) {
+                *out = Int8Block::new(x);
+            }
+        }
+    }
+    out.clear();
+    out.resize(x.len() / BLOCK, Int8Block::ZERO);
+    dispatch::run(cpu, Quantise(x, out));
+}

@@ -1,0 +1,44 @@
+//! CPU kernels of the decoder: products with packed weights, attention over paged KV, norms, rope, activations.
+//!
+//! Two rules hold for every function here, and tests prove both:
+//! * **Fixed order.** The bits of an output element depend on its own inputs alone: not on how many rows share the
+//!   call, which rows they are, how a prompt is cut in chunks, or how many threads work. Sums run in an order fixed
+//!   by the shape; nothing is chosen by batch size unless the variants agree bit for bit.
+//! * **One source, several instruction sets.** A kernel is written once over 16 lanes ([`lanes`]) and compiled for
+//!   AVX-512, AVX2 and plain Rust. Every lane operation is exact or a single IEEE operation (fused multiply-add
+//!   included), so the levels agree bit for bit.
+//!
+//! Matrices are row-major. `m` counts rows (tokens), `n` output features, `k` input features: y\[m\]\[n\] =
+//! x\[m\]\[k\] W\[n\]\[k\]^T.
+
+#[cfg(target_endian = "big")]
+compile_error!("the kernels read weights and KV bytes as little-endian numbers");
+
+mod activation;
+mod attention;
+mod attention_unit;
+mod cpu;
+mod dispatch;
+mod error;
+mod gemm;
+mod ggml;
+mod int_gemm;
+mod kv_block;
+mod lanes;
+mod linear;
+mod math;
+mod norm;
+mod pack;
+mod rope;
+mod softmax;
+
+pub use activation::{add, add_bias, gelu_tanh_mul, silu_mul};
+pub use attention::{AttentionShape, PagedAttention, SequenceRows};
+pub use cpu::{Cpu, CpuLevel};
+pub use error::KernelError;
+pub use ggml::{GgmlType, dequantise, embedding_row};
+pub use kv_block::{KvShape, write_kv};
+pub use linear::{Linear, LinearMode, Scratch, forward_many};
+pub use norm::{rms_norm, rms_norm_in_place};
+pub use rope::{RopeStyle, RopeTable, rope};
+pub use softmax::{argmax, log_softmax, log_sum_exp, softmax};

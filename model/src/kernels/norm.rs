@@ -1,0 +1,57 @@
+//! Root-mean-square normalisation.
+
+use super::KernelError;
+use super::activation::check_rows;
+use super::cpu::Cpu;
+use super::dispatch::{self, Kernel};
+use super::lanes::{LANES, Lanes};
+use super::math::{load_part, store_part};
+
+/// For every row of `x`, as long as `weight`: out = x / sqrt(mean(x^2) + eps) * weight. The squares are summed in 16
+/// lanes, then the lanes as a tree.
+///
+/// # Errors
+/// If `x` is not made of such rows or `out` is not as long as `x`.
+pub fn rms_norm(cpu: &Cpu, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> Result<(), KernelError> {
+    KernelError::check("length of a norm's output", x.len(), out.len())?;
+    out.copy_from_slice(x);
+    rms_norm_in_place(cpu, out, weight, eps)
+}
+
+/// [`rms_norm`] that overwrites its input.
+///
+/// # Errors
+/// If `x` is not made of rows as long as `weight`.
+pub fn rms_norm_in_place(cpu: &Cpu, x: &mut [f32], weight: &[f32], eps: f32) -> Result<(), KernelError> {
+    check_rows("length of the last row of a norm", x.len(), weight.len())?;
+    dispatch::run(cpu, RmsNorm { x, weight, eps });
+    Ok(())
+}
+
+struct RmsNorm<'a> {
+    x: &'a mut [f32],
+    weight: &'a [f32],
+    eps: f32,
+}
+
+impl Kernel for RmsNorm<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let dim = self.weight.len();
+        for row in self.x.chunks_exact_mut(dim.max(1)) {
+            let mut squares = S::splat(0.0);
+            for at in (0..dim).step_by(LANES) {
+                let v: S = load_part(row, at);
+                squares = v.fma(v, squares);
+            }
+            #[allow(clippy::cast_precision_loss, reason = "a dimension is far below 2^24")]
+            let mean = squares.sum() / dim as f32;
+            let scale = S::splat(1.0 / (mean + self.eps).sqrt());
+            for at in (0..dim).step_by(LANES) {
+                let v: S = load_part(row, at);
+                store_part(v.mul(scale).mul(load_part(self.weight, at)), row, at);
+            }
+        }
+    }
+}
