@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -13,14 +14,15 @@ import time
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
-TESTS = REPO / "integration-tests" / "tests"
 REQUIREMENTS = REPO / "integration-tests" / "clients" / "requirements.txt"
 VENV = REPO / ".baton" / "venv-clients"
 PROGRAMS = ("coordinator", "prefill-node", "decode-node")
 RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored;")
 # A part that takes longer hangs, in seconds.
 PART_LIMIT_S = 3600
-CARGO_TEST = ["cargo", "test", "--release", "--locked", "--no-fail-fast"]
+# Always the whole workspace with a choice of targets, never a choice of crates: the same features are chosen each time,
+# and nothing is compiled twice.
+CARGO_TEST = ["cargo", "test", "--release", "--locked", "--no-fail-fast", "--workspace"]
 
 
 class Failed(Exception):
@@ -42,25 +44,26 @@ def main():
         if name not in parts:
             parser.error(f"--only {arguments.only}: no such part; the parts are {', '.join(parts)}")
         chosen = [name]
-    try:
-        environment = prepare(chosen)
-    except Failed as failure:
-        print(f"scripts/test: {failure}", file=sys.stderr)
-        return 1
+    environment = prepare(chosen)
     return summarise([(name, *run_part(name, parts[name], environment)) for name in chosen])
 
 
 def discover():
-    """Part name -> its cargo commands. Targets are found, so that a new file is a new part."""
-    targets = {path.stem for path in TESTS.glob("*.rs")} | {path.parent.name for path in TESTS.glob("*/main.rs")}
-    parts = {
-        "unit": [
-            [*CARGO_TEST, "--workspace", "--exclude", "integration-tests"],
-            [*CARGO_TEST, "-p", "integration-tests", "--lib"],
-        ]
-    }
-    for target in sorted(targets):
-        parts[target.replace("_", "-")] = [[*CARGO_TEST, "-p", "integration-tests", "--test", target]]
+    """Part name -> its cargo commands. Targets are found, so that a new file of integration-tests is a new part."""
+    command = ["cargo", "metadata", "--format-version", "1", "--no-deps", "--locked"]
+    found = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, text=True, check=False)
+    if found.returncode:
+        raise Failed("cargo metadata failed; see the messages above")
+    own, integration = [], []
+    for package in json.loads(found.stdout)["packages"]:
+        names = [target["name"] for target in package["targets"] if target["kind"] == ["test"]]
+        (integration if package["name"] == "integration-tests" else own).extend(names)
+    for name in set(own) & set(integration):
+        raise Failed(f"two crates have a test called {name}: rename the file of one, or both would run at once")
+    targets = [word for name in sorted(set(own)) for word in ("--test", name)]
+    parts = {"unit": [[*CARGO_TEST, "--lib", "--bins", *targets], [*CARGO_TEST, "--doc"]]}
+    for name in sorted(integration):
+        parts[name.replace("_", "-")] = [[*CARGO_TEST, "--test", name]]
     return parts
 
 
@@ -70,8 +73,9 @@ def prepare(chosen):
     if chosen == ["unit"]:
         return environment
     say("building the programs")
-    packages = [word for name in PROGRAMS for word in ("-p", name)]
-    if subprocess.run(["cargo", "build", "--release", "--locked", "--bins", *packages], cwd=REPO, check=False).returncode:
+    programs = [word for name in PROGRAMS for word in ("--bin", name)]
+    command = ["cargo", "build", "--release", "--locked", "--workspace", *programs]
+    if subprocess.run(command, cwd=REPO, check=False).returncode:
         raise Failed("the programs do not build; see the messages above")
     if not environment.get("BATON_TEST_MODEL"):
         say("fetching the model")
@@ -187,5 +191,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(main())
+    except Failed as failure:
+        print(f"scripts/test: {failure}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

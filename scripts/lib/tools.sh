@@ -1,8 +1,10 @@
 # Sourced by the other scripts: finds the tools a task needs, installs what is missing where that is possible.
 # shellcheck shell=bash
 
-# The Rust version the workspace asks for, from Cargo.toml.
-rust_version() { sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1; }
+tools_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+
+# The Rust version the workspace asks for.
+rust_version() { sed -n 's/^rust-version = "\(.*\)"$/\1/p' "$tools_root/Cargo.toml" | head -n 1; }
 
 # Whether cargo runs and is new enough.
 cargo_is_usable() {

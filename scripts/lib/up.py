@@ -125,8 +125,11 @@ def free_udp_port():
 
 def build():
     with Step(f"building {', '.join(PROGRAMS)}"):
-        packages = [word for name in PROGRAMS for word in ("-p", name)]
-        run(["cargo", "build", "--release", "--locked", "--bins", *packages], "the build failed; see the messages above")
+        # The whole workspace is named, here and in scripts/test, so that the same features are chosen and nothing is
+        # compiled twice.
+        programs = [word for name in PROGRAMS for word in ("--bin", name)]
+        command = ["cargo", "build", "--release", "--locked", "--workspace", *programs]
+        run(command, "the build failed; see the messages above")
     metadata = ["cargo", "metadata", "--format-version", "1", "--no-deps", "--locked"]
     found = subprocess.run(metadata, cwd=REPO, stdout=subprocess.PIPE, text=True, check=False)
     if found.returncode != 0:
