@@ -17,6 +17,7 @@
     reason = "several threads write disjoint blocks of one arena, which no safe slice type can express"
 )]
 
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -135,6 +136,7 @@ impl KvPool {
         let mut access = StepAccess {
             pool: self,
             blocks: &blocks[..0],
+            _this_thread: PhantomData,
         };
         for (i, block) in blocks.iter().enumerate() {
             let word = self.claim_word(*block)?;
@@ -246,6 +248,8 @@ pub struct StepAccess<'a> {
     pool: &'a KvPool,
     /// What is claimed so far.
     blocks: &'a [BlockId],
+    /// Not `Send`: [`KvPool::gather`] relies on the writes of a step coming from the thread that claimed it.
+    _this_thread: PhantomData<MutexGuard<'a, ()>>,
 }
 
 impl StepAccess<'_> {

@@ -1,0 +1,358 @@
+//! The decoder: from the rows of a step to the hidden states that need logits.
+//!
+//! Every number of a row is computed in an order that depends on the row alone (see [`crate::kernels`]), and rows meet
+//! only in attention, through the KV pool. So the rows of a step may be cut and mixed in any way.
+
+use engine::plan::{BlockId, StepPlan};
+use engine::runner::LayerObserver;
+
+use crate::arch::ArchConfig;
+use crate::kernels::{
+    AttentionShape, Cpu, KernelError, KvShape, Linear, PagedAttention, RopeTable, Scratch, SequenceRows, add, add_bias,
+    forward_many, rms_norm, rms_norm_in_place, rope, silu_mul,
+};
+use crate::kv_pool::StepAccess;
+use crate::tensor_names::{Part, Tensor};
+use crate::weights::{Embedding, WeightError, WeightLoader};
+
+/// A matrix and, where the architecture has one, its bias.
+struct Projection {
+    linear: Linear,
+    bias: Option<Vec<f32>>,
+}
+
+impl Projection {
+    fn add_bias(&self, cpu: &Cpu, y: &mut [f32]) -> Result<(), KernelError> {
+        self.bias.as_ref().map_or(Ok(()), |bias| add_bias(cpu, y, bias))
+    }
+
+    fn forward(
+        &self,
+        cpu: &Cpu,
+        x: &[f32],
+        rows: usize,
+        y: &mut [f32],
+        scratch: &mut Scratch,
+    ) -> Result<(), KernelError> {
+        self.linear.forward(cpu, x, rows, y, scratch)?;
+        self.add_bias(cpu, y)
+    }
+}
+
+struct Layer {
+    attention_norm: Vec<f32>,
+    query: Projection,
+    key: Projection,
+    value: Projection,
+    output: Projection,
+    ffn_norm: Vec<f32>,
+    gate: Projection,
+    up: Projection,
+    down: Projection,
+}
+
+/// The weights of a model, packed, and what follows from its shape.
+pub(crate) struct Decoder {
+    pub(crate) config: ArchConfig,
+    pub(crate) cpu: Cpu,
+    rope: RopeTable,
+    embedding: Embedding,
+    layers: Vec<Layer>,
+    output_norm: Vec<f32>,
+    head: Linear,
+}
+
+/// Buffers of a step, `[rows][width]` each, reused from step to step.
+#[derive(Default)]
+pub(crate) struct Buffers {
+    positions: Vec<u32>,
+    /// Residual stream.
+    x: Vec<f32>,
+    normed: Vec<f32>,
+    query: Vec<f32>,
+    key: Vec<f32>,
+    value: Vec<f32>,
+    attended: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    /// What is added to the residual stream.
+    delta: Vec<f32>,
+    kernels: Scratch,
+}
+
+/// A run of rows of one sequence whose hidden states are wanted after the last layer.
+#[derive(Clone, Debug)]
+pub(crate) struct WantedRows {
+    /// Index into the plan's sequences.
+    pub(crate) sequence: usize,
+    /// First row, counted from the sequence's first.
+    pub(crate) first: usize,
+    /// How many rows.
+    pub(crate) count: usize,
+}
+
+fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
+    }
+    &mut buffer[..len]
+}
+
+impl Decoder {
+    /// Takes the weights out of a file. `positions` is the longest sequence that will be computed.
+    pub(crate) fn load(
+        config: ArchConfig,
+        cpu: Cpu,
+        positions: usize,
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, WeightError> {
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let (embedding, tied) = loader.embedding(vocab, hidden, config.tied_head)?;
+        let layers = (0..config.num_layers)
+            .map(|l| Layer::load(&config, l, loader))
+            .collect::<Result<_, _>>()?;
+        let output_norm = loader.vector(Tensor::OutputNorm, hidden)?;
+        let head = match tied {
+            Some(head) => head,
+            None => loader.matrix(Tensor::Head, vocab, hidden)?,
+        };
+        let frequencies = RopeTable::plain_frequencies(config.rope_theta, config.head_dim);
+        let rope = RopeTable::new(&frequencies, positions, 1.0);
+        Ok(Self {
+            config,
+            cpu,
+            rope,
+            embedding,
+            layers,
+            output_norm,
+            head,
+        })
+    }
+
+    /// Tokens of the vocabulary.
+    pub(crate) fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    /// Computes the rows of a checked plan, writes their K and V, and returns the normed hidden states of the wanted
+    /// rows, `[wanted rows][hidden]`.
+    pub(crate) fn forward<'b>(
+        &self,
+        plan: &StepPlan,
+        wanted: &[WantedRows],
+        access: &mut StepAccess<'_>,
+        observer: &mut dyn LayerObserver,
+        buffers: &'b mut Buffers,
+    ) -> Result<(&'b [f32], &'b mut Scratch), KernelError> {
+        let rows = plan.token_ids.len();
+        self.embed(plan, buffers)?;
+        let all: Vec<SequenceRows<'_>> = plan
+            .sequences
+            .iter()
+            .map(|s| SequenceRows {
+                rows: s.rows.range(),
+                first_position: s.start_position as usize,
+                blocks: &plan.block_ids[s.blocks.range()],
+            })
+            .collect();
+        for (index, layer) in self.layers.iter().enumerate() {
+            self.project(layer, rows, buffers)?;
+            store(access, index as u32, &all, buffers, self.kv_width());
+            observer.layer_computed(index as u32);
+            if index + 1 < self.layers.len() {
+                self.attend(index as u32, &all, rows, access, buffers)?;
+                self.finish_layer(layer, rows, buffers)?;
+            }
+        }
+        let Some(last) = self.layers.last() else {
+            return Ok((&[], &mut buffers.kernels));
+        };
+        // Only wanted rows have a use for the rest of the last layer.
+        let (some, count) = self.compact(plan, wanted, buffers);
+        if count > 0 {
+            self.attend(self.layers.len() as u32 - 1, &some, count, access, buffers)?;
+            self.finish_layer(last, count, buffers)?;
+        }
+        let hidden = &mut buffers.x[..count * self.config.hidden_size];
+        rms_norm_in_place(&self.cpu, hidden, &self.output_norm, self.config.norm_eps)?;
+        Ok((hidden, &mut buffers.kernels))
+    }
+
+    /// Logits `[rows][vocab]` of normed hidden states.
+    pub(crate) fn logits(&self, hidden: &[f32], logits: &mut [f32], scratch: &mut Scratch) -> Result<(), KernelError> {
+        self.head.forward(
+            &self.cpu,
+            hidden,
+            hidden.len() / self.config.hidden_size,
+            logits,
+            scratch,
+        )
+    }
+
+    fn kv_width(&self) -> usize {
+        self.config.num_kv_heads * self.config.head_dim
+    }
+
+    /// Fills in the rows' embeddings and positions.
+    fn embed(&self, plan: &StepPlan, buffers: &mut Buffers) -> Result<(), KernelError> {
+        let hidden = self.config.hidden_size;
+        let x = sized(&mut buffers.x, plan.token_ids.len() * hidden);
+        for (&token, row) in plan.token_ids.iter().zip(x.chunks_exact_mut(hidden)) {
+            self.embedding.row(token, row)?;
+        }
+        buffers.positions.clear();
+        for s in &plan.sequences {
+            buffers
+                .positions
+                .extend(s.start_position..s.start_position + s.rows.len);
+        }
+        Ok(())
+    }
+
+    /// Query, key and value of all rows, rotated.
+    fn project(&self, layer: &Layer, rows: usize, b: &mut Buffers) -> Result<(), KernelError> {
+        let (config, cpu) = (&self.config, &self.cpu);
+        let width = config.num_heads * config.head_dim;
+        let x = &b.x[..rows * config.hidden_size];
+        let normed = sized(&mut b.normed, x.len());
+        rms_norm(cpu, x, &layer.attention_norm, config.norm_eps, normed)?;
+        let query = sized(&mut b.query, rows * width);
+        let key = sized(&mut b.key, rows * self.kv_width());
+        let value = sized(&mut b.value, rows * self.kv_width());
+        let mut products = [
+            (&layer.query.linear, &mut *query),
+            (&layer.key.linear, &mut *key),
+            (&layer.value.linear, &mut *value),
+        ];
+        forward_many(cpu, &mut products, normed, rows, &mut b.kernels)?;
+        layer.query.add_bias(cpu, query)?;
+        layer.key.add_bias(cpu, key)?;
+        layer.value.add_bias(cpu, value)?;
+        rope(cpu, &self.rope, config.rope_style, query, config.head_dim, &b.positions)?;
+        rope(cpu, &self.rope, config.rope_style, key, config.head_dim, &b.positions)
+    }
+
+    /// Attention of the rows in `query`, and its output projection, added to the residual stream.
+    fn attend(
+        &self,
+        index: u32,
+        sequences: &[SequenceRows<'_>],
+        rows: usize,
+        access: &StepAccess<'_>,
+        b: &mut Buffers,
+    ) -> Result<(), KernelError> {
+        let config = &self.config;
+        let layer = &self.layers[index as usize];
+        let shape = AttentionShape {
+            kv: KvShape::from(access.pool().layout()),
+            num_heads: config.num_heads,
+            scale: (1.0 / (config.head_dim as f64).sqrt()) as f32,
+            window: None,
+        };
+        let width = config.num_heads * config.head_dim;
+        let attended = sized(&mut b.attended, rows * width);
+        let attention = PagedAttention {
+            shape: &shape,
+            sequences,
+            kv: &|block: BlockId| access.block(index, block),
+        };
+        attention.run(&self.cpu, &b.query[..rows * width], attended, &mut b.kernels)?;
+        let delta = sized(&mut b.delta, rows * config.hidden_size);
+        layer.output.forward(&self.cpu, attended, rows, delta, &mut b.kernels)?;
+        add(&self.cpu, &mut b.x[..rows * config.hidden_size], delta)
+    }
+
+    /// The feed-forward network of the first `rows` rows of the residual stream.
+    fn finish_layer(&self, layer: &Layer, rows: usize, b: &mut Buffers) -> Result<(), KernelError> {
+        let (config, cpu) = (&self.config, &self.cpu);
+        let x = &mut b.x[..rows * config.hidden_size];
+        let normed = sized(&mut b.normed, x.len());
+        rms_norm(cpu, x, &layer.ffn_norm, config.norm_eps, normed)?;
+        let gate = sized(&mut b.gate, rows * config.ffn_size);
+        let up = sized(&mut b.up, rows * config.ffn_size);
+        let mut products = [(&layer.gate.linear, &mut *gate), (&layer.up.linear, &mut *up)];
+        forward_many(cpu, &mut products, normed, rows, &mut b.kernels)?;
+        layer.gate.add_bias(cpu, gate)?;
+        layer.up.add_bias(cpu, up)?;
+        silu_mul(cpu, gate, up)?;
+        let delta = sized(&mut b.delta, x.len());
+        layer.down.forward(cpu, gate, rows, delta, &mut b.kernels)?;
+        add(cpu, x, delta)
+    }
+
+    /// Moves the wanted rows of `x` and `query` to the front; returns them as rows of sequences, and their number.
+    fn compact<'a>(
+        &self,
+        plan: &'a StepPlan,
+        wanted: &[WantedRows],
+        b: &mut Buffers,
+    ) -> (Vec<SequenceRows<'a>>, usize) {
+        let mut count = 0;
+        let mut sequences = Vec::with_capacity(wanted.len());
+        for run in wanted {
+            let s = &plan.sequences[run.sequence];
+            let from = s.rows.start as usize + run.first;
+            for (buffer, width) in [
+                (&mut b.x, self.config.hidden_size),
+                (&mut b.query, self.config.num_heads * self.config.head_dim),
+            ] {
+                buffer.copy_within(from * width..(from + run.count) * width, count * width);
+            }
+            sequences.push(SequenceRows {
+                rows: count..count + run.count,
+                first_position: s.start_position as usize + run.first,
+                blocks: &plan.block_ids[s.blocks.range()],
+            });
+            count += run.count;
+        }
+        (sequences, count)
+    }
+}
+
+impl Layer {
+    fn load(config: &ArchConfig, layer: usize, loader: &mut WeightLoader<'_>) -> Result<Self, WeightError> {
+        let (hidden, ffn) = (config.hidden_size, config.ffn_size);
+        let (heads, kv_heads) = (
+            config.num_heads * config.head_dim,
+            config.num_kv_heads * config.head_dim,
+        );
+        let mut projection = |part: Part, n: usize, k: usize, bias: bool| -> Result<Projection, WeightError> {
+            Ok(Projection {
+                linear: loader.matrix(Tensor::Weight(layer, part), n, k)?,
+                bias: bias.then(|| loader.vector(Tensor::Bias(layer, part), n)).transpose()?,
+            })
+        };
+        let query = projection(Part::Query, heads, hidden, config.attention_bias)?;
+        let key = projection(Part::Key, kv_heads, hidden, config.attention_bias)?;
+        let value = projection(Part::Value, kv_heads, hidden, config.attention_bias)?;
+        let output = projection(Part::Output, hidden, heads, config.attention_bias)?;
+        let gate = projection(Part::Gate, ffn, hidden, config.ffn_bias)?;
+        let up = projection(Part::Up, ffn, hidden, config.ffn_bias)?;
+        let down = projection(Part::Down, hidden, ffn, config.ffn_bias)?;
+        let attention_norm = loader.vector(Tensor::AttentionNorm(layer), hidden)?;
+        let ffn_norm = loader.vector(Tensor::FfnNorm(layer), hidden)?;
+        Ok(Self {
+            attention_norm,
+            query,
+            key,
+            value,
+            output,
+            ffn_norm,
+            gate,
+            up,
+            down,
+        })
+    }
+}
+
+/// Writes the K and V of all rows into the pool.
+fn store(access: &mut StepAccess<'_>, layer: u32, sequences: &[SequenceRows<'_>], b: &Buffers, width: usize) {
+    let block_tokens = access.pool().layout().block_tokens as usize;
+    for s in sequences {
+        for (row, position) in s.rows.clone().zip(s.first_position..) {
+            let numbers = row * width..(row + 1) * width;
+            let (block, slot) = (s.blocks[position / block_tokens], position % block_tokens);
+            access.write_token(layer, block, slot, &b.key[numbers.clone()], &b.value[numbers]);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! From a path to something that computes.
+
+use std::sync::Arc;
+
+use config::{Compute, EngineConfig, KvDtypeConfig, ModelConfig};
+use model_files::{ModelFiles, ModelFilesError};
+use protocol::kv::{KvDtype, KvLayout, ModelIdentity};
+use thiserror::Error;
+
+use crate::arch::{ArchConfig, ArchError};
+use crate::decoder::Decoder;
+use crate::kernels::{Cpu, KernelError, LinearMode};
+use crate::kv_pool::{KvError, KvPool};
+use crate::runner::ModelRunner;
+use crate::weights::{WeightError, WeightLoader};
+
+/// A model in memory, ready to compute steps.
+pub struct LoadedModel {
+    /// Executes plans; owned by the compute thread.
+    pub runner: ModelRunner,
+    /// The KV cache; shared with whoever moves its blocks.
+    pub pool: Arc<KvPool>,
+    /// What the model is, for the cluster's fingerprint.
+    pub identity: ModelIdentity,
+    /// Shape of the KV cache.
+    pub layout: KvLayout,
+    /// Positions the model was made for; longer sequences make no sense.
+    pub max_position_embeddings: u32,
+}
+
+/// Why a model could not be loaded.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// No model was named.
+    #[error("model.path is empty: it must name a GGUF file or a model directory")]
+    NoPath,
+    /// The files cannot be read.
+    #[error(transparent)]
+    Files(#[from] ModelFilesError),
+    /// The model's description cannot be served.
+    #[error("{path}: {source}")]
+    Arch {
+        /// The file or directory.
+        path: String,
+        /// What is wrong.
+        source: ArchError,
+    },
+    /// The weights cannot be loaded.
+    #[error("{path}: {source}")]
+    Weights {
+        /// The file or directory.
+        path: String,
+        /// What is wrong.
+        source: WeightError,
+    },
+    /// The threads or instruction sets asked for do not exist.
+    #[error(transparent)]
+    Cpu(#[from] KernelError),
+    /// The KV pool cannot be made.
+    #[error(transparent)]
+    Pool(#[from] KvError),
+}
+
+/// Loads a model and makes a KV pool for it. `max_seq_len` is the longest sequence, in tokens, that will be computed;
+/// the model's own limit holds as well.
+///
+/// # Errors
+/// [`LoadError`] names the file, the key or tensor, its value and what would be right.
+pub fn load(model: &ModelConfig, engine: &EngineConfig, max_seq_len: usize) -> Result<LoadedModel, LoadError> {
+    if model.path.is_empty() {
+        return Err(LoadError::NoPath);
+    }
+    load_with(
+        &ModelFiles::open(&model.path)?,
+        model,
+        engine,
+        max_seq_len,
+        Cpu::new(engine.threads)?,
+    )
+}
+
+/// [`load`] of opened files on a given CPU (for comparing instruction sets).
+///
+/// # Errors
+/// As [`load`].
+pub fn load_with(
+    files: &ModelFiles,
+    model: &ModelConfig,
+    engine: &EngineConfig,
+    max_seq_len: usize,
+    cpu: Cpu,
+) -> Result<LoadedModel, LoadError> {
+    let path = || files.path().display().to_string();
+    let arch = ArchConfig::read(files).map_err(|source| LoadError::Arch { path: path(), source })?;
+    let (mode, compute) = match model.compute {
+        Compute::Quantised => (LinearMode::Quantised, "quantised"),
+        Compute::Float32 => (LinearMode::Float32, "float32"),
+    };
+    let dtype = match model.kv_dtype {
+        KvDtypeConfig::F16 => KvDtype::F16,
+        KvDtypeConfig::F32 => KvDtype::F32,
+    };
+    let layout = KvLayout {
+        num_layers: arch.num_layers as u32,
+        num_kv_heads: arch.num_kv_heads as u32,
+        head_dim: arch.head_dim as u32,
+        block_tokens: engine.kv_block_tokens as u32,
+        dtype,
+    };
+    let pool = Arc::new(KvPool::new(
+        layout,
+        engine.kv_pool_tokens / engine.kv_block_tokens.max(1),
+    )?);
+    let numerics = format!("{compute}/{}/{}", cpu.level().as_str(), dtype.as_str());
+    let positions = max_seq_len.min(arch.max_positions);
+    let (name, vocab_size, max_positions) = (arch.name.clone(), arch.vocab_size, arch.max_positions);
+
+    let weights_failed = |source| LoadError::Weights { path: path(), source };
+    let mut loader = WeightLoader::open(files, mode, &format!("{arch:?}")).map_err(weights_failed)?;
+    let tied = arch.tied_head;
+    let decoder = Decoder::load(arch, cpu, positions, &mut loader).map_err(weights_failed)?;
+    let weights_hash = loader.finish(tied).map_err(weights_failed)?;
+    let identity = ModelIdentity {
+        architecture: name,
+        vocab_size: vocab_size as u32,
+        tokenizer_hash: files.tokenizer_hash()?,
+        weights_hash,
+        numerics,
+    };
+    Ok(LoadedModel {
+        runner: ModelRunner::new(decoder, Arc::clone(&pool), positions),
+        pool,
+        identity,
+        layout,
+        max_position_embeddings: max_positions as u32,
+    })
+}

@@ -1,0 +1,170 @@
+//! What a runner demands of a plan before it computes anything.
+
+use engine::plan::{PlannedSequence, SampleSpec, Span, StepPlan};
+use engine::runner::RunnerError;
+
+use crate::sampler;
+
+/// Limits of a model and its pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlanLimits {
+    /// Tokens of the vocabulary.
+    pub(crate) vocab_size: usize,
+    /// Tokens of a KV block.
+    pub(crate) block_tokens: usize,
+    /// Blocks of the pool.
+    pub(crate) total_blocks: usize,
+    /// Positions the model knows.
+    pub(crate) max_positions: usize,
+}
+
+/// Checks plans; keeps scratch memory.
+#[derive(Debug)]
+pub(crate) struct PlanChecker {
+    limits: PlanLimits,
+    /// Per block: which sequence of this plan uses it (index + 1), and whether it writes.
+    users: Vec<(u32, bool)>,
+}
+
+type Checked = Result<(), RunnerError>;
+
+fn invalid(message: impl Into<String>) -> RunnerError {
+    RunnerError::InvalidPlan(message.into())
+}
+
+/// `array[span]`, or an error that names the array.
+fn part<'a, T>(what: &str, array: &'a [T], span: Span) -> Result<&'a [T], RunnerError> {
+    let end = span.start as usize + span.len as usize;
+    array.get(span.start as usize..end).ok_or_else(|| {
+        invalid(format!(
+            "{what} {}..{end} lie outside of the plan's {} {what}",
+            span.start,
+            array.len()
+        ))
+    })
+}
+
+impl PlanChecker {
+    pub(crate) fn new(limits: PlanLimits) -> Self {
+        Self {
+            limits,
+            users: vec![(0, false); limits.total_blocks],
+        }
+    }
+
+    /// Checks spans, ids, positions, block tables and sampling parameters of a plan.
+    ///
+    /// # Errors
+    /// [`RunnerError::InvalidPlan`] names the sequence and what is wrong with it.
+    pub(crate) fn check(&mut self, plan: &StepPlan) -> Checked {
+        let mut rows = 0;
+        for s in &plan.sequences {
+            let named = |e: RunnerError| match e {
+                RunnerError::InvalidPlan(m) => invalid(format!("sequence {}: {m}", s.id.0)),
+                RunnerError::Failed(m) => RunnerError::Failed(m),
+            };
+            if s.rows.start != rows {
+                return Err(named(invalid(format!(
+                    "its rows start at {}, the ones before end at {rows}",
+                    s.rows.start
+                ))));
+            }
+            self.sequence(plan, s).map_err(named)?;
+            rows = s.rows.start + s.rows.len;
+        }
+        if plan.token_ids.len() != rows as usize {
+            return Err(invalid(format!(
+                "{} input tokens for {rows} rows",
+                plan.token_ids.len()
+            )));
+        }
+        self.sharing(plan)
+    }
+
+    fn sequence(&self, plan: &StepPlan, s: &PlannedSequence) -> Checked {
+        let tokens = part("input tokens", &plan.token_ids, s.rows)?;
+        if tokens.is_empty() {
+            return Err(invalid("no rows"));
+        }
+        self.tokens("input token", tokens)?;
+        let end = s.start_position as usize + tokens.len();
+        if end > self.limits.max_positions {
+            return Err(invalid(format!(
+                "position {} is beyond the model's {} positions",
+                end - 1,
+                self.limits.max_positions
+            )));
+        }
+        let blocks = part("blocks", &plan.block_ids, s.blocks)?;
+        if blocks.len() * self.limits.block_tokens < end {
+            return Err(invalid(format!(
+                "{} blocks of {} tokens do not cover {end} positions",
+                blocks.len(),
+                self.limits.block_tokens
+            )));
+        }
+        if let Some(block) = blocks.iter().find(|b| b.0 as usize >= self.limits.total_blocks) {
+            return Err(invalid(format!(
+                "block {} of a pool of {}",
+                block.0, self.limits.total_blocks
+            )));
+        }
+        let targets = part("targets", &plan.targets, s.targets)?;
+        if targets.len() > tokens.len() {
+            return Err(invalid(format!("{} targets for {} rows", targets.len(), tokens.len())));
+        }
+        self.tokens("target", targets)?;
+        s.sample.as_ref().map_or(Ok(()), |sample| self.sample(plan, sample))
+    }
+
+    fn sample(&self, plan: &StepPlan, sample: &SampleSpec) -> Checked {
+        sampler::check(&sample.params).map_err(|e| invalid(e.to_string()))?;
+        let history = part("history tokens", &plan.history, sample.history)?;
+        if sample.params.needs_history() {
+            self.tokens("history token", history)?;
+            if history.len() < sample.prompt_len as usize {
+                return Err(invalid(format!(
+                    "history of {} tokens for a prompt of {}",
+                    history.len(),
+                    sample.prompt_len
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn tokens(&self, what: &str, tokens: &[u32]) -> Checked {
+        match tokens.iter().find(|&&t| t as usize >= self.limits.vocab_size) {
+            Some(t) => Err(invalid(format!(
+                "{what} {t} is outside of the vocabulary of {}",
+                self.limits.vocab_size
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// A block that a sequence writes must not be in the table of another one, nor twice in its own.
+    fn sharing(&mut self, plan: &StepPlan) -> Checked {
+        self.users.fill((0, false));
+        for (index, s) in plan.sequences.iter().enumerate() {
+            let user = index as u32 + 1;
+            let first_written = s.start_position as usize / self.limits.block_tokens;
+            let end = s.start_position as usize + s.rows.len as usize;
+            let used = end.div_ceil(self.limits.block_tokens);
+            for (i, block) in plan.block_ids[s.blocks.range()][..used].iter().enumerate() {
+                let writes = i >= first_written;
+                let entry = &mut self.users[block.0 as usize];
+                if entry.0 != 0 && (writes || entry.1) {
+                    return Err(invalid(format!(
+                        "sequence {}: block {} is written and also used by sequence {}",
+                        s.id.0,
+                        block.0,
+                        plan.sequences[entry.0 as usize - 1].id.0
+                    )));
+                }
+                *entry = (user, writes);
+            }
+        }
+        Ok(())
+    }
+}

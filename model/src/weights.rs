@@ -1,0 +1,250 @@
+//! Reads a model's tensors from a GGUF file or safetensors, checks their shapes, hashes and packs them.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+use indexed::SafeTensorFiles;
+use model_files::{GgufFile, ModelFiles, ModelFilesError, Source};
+use thiserror::Error;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::kernels::{GgmlType, KernelError, Linear, LinearMode, dequantise, embedding_row};
+use crate::tensor_names::{Naming, Tensor};
+
+mod indexed;
+
+/// Why the weights could not be loaded. Every message names the tensor.
+#[derive(Debug, Error)]
+pub enum WeightError {
+    /// The files could not be read.
+    #[error(transparent)]
+    Files(#[from] ModelFilesError),
+    /// A safetensors file breaks its format.
+    #[error("{}: {reason}", path.display())]
+    Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A tensor that the decoder needs is not there.
+    #[error("tensor {name} is missing; it must have the shape {expected:?}")]
+    Missing {
+        /// Its name.
+        name: String,
+        /// Its shape, outermost dimension first.
+        expected: Vec<usize>,
+    },
+    /// A tensor has another shape than the model's description says.
+    #[error("tensor {name} has the shape {found:?}; the model's description calls for {expected:?}")]
+    Shape {
+        /// Its name.
+        name: String,
+        /// The shape that follows from the description.
+        expected: Vec<usize>,
+        /// The shape in the file.
+        found: Vec<usize>,
+    },
+    /// A tensor's element type cannot be read.
+    #[error("tensor {name} is {found}; supported are {supported}")]
+    Type {
+        /// Its name.
+        name: String,
+        /// Its type.
+        found: String,
+        /// What can be read.
+        supported: &'static str,
+    },
+    /// The file has tensors that the decoder would leave out, so it would compute another function.
+    #[error("{count} tensors of the file are not used by the decoder, for example {example}; another architecture?")]
+    Unused {
+        /// How many.
+        count: usize,
+        /// The first by name.
+        example: String,
+    },
+    /// A tensor cannot be packed.
+    #[error("tensor {name}: {source}")]
+    Kernel {
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        source: KernelError,
+    },
+}
+
+/// A tensor as it lies in the file.
+struct View<'a> {
+    kind: GgmlType,
+    shape: Vec<usize>,
+    bytes: &'a [u8],
+}
+
+/// Where tensors come from.
+enum Store<'a> {
+    Gguf(&'a GgufFile),
+    Safetensors(SafeTensorFiles),
+}
+
+impl Store<'_> {
+    fn find(&self, name: &str) -> Result<Option<View<'_>>, WeightError> {
+        match self {
+            Self::Safetensors(files) => files.find(name),
+            Self::Gguf(file) => {
+                let Some(info) = file.header().tensor(name) else {
+                    return Ok(None);
+                };
+                let kind = GgmlType::from_id(info.kind.id()).map_err(|source| WeightError::Kernel {
+                    name: name.to_owned(),
+                    source,
+                })?;
+                let shape = info
+                    .shape
+                    .iter()
+                    .map(|&n| usize::try_from(n).unwrap_or(usize::MAX))
+                    .collect();
+                Ok(Some(View {
+                    kind,
+                    shape,
+                    bytes: file.tensor_bytes(info),
+                }))
+            }
+        }
+    }
+
+    fn names(&self) -> Vec<&str> {
+        match self {
+            Self::Gguf(file) => file.tensors().iter().map(|t| t.name.as_str()).collect(),
+            Self::Safetensors(files) => files.names(),
+        }
+    }
+}
+
+/// The embedding matrix in the file's element type; rows become f32 when they are looked up.
+pub(crate) struct Embedding {
+    kind: GgmlType,
+    bytes: Vec<u8>,
+}
+
+impl Embedding {
+    /// The row of `token`, which must be below the vocabulary size.
+    pub(crate) fn row(&self, token: u32, out: &mut [f32]) -> Result<(), KernelError> {
+        embedding_row(self.kind, &self.bytes, token as usize, out)
+    }
+}
+
+/// Takes tensors out of a model's files, one after the other, and hashes what it takes.
+pub(crate) struct WeightLoader<'a> {
+    store: Store<'a>,
+    naming: Naming,
+    mode: LinearMode,
+    hash: Xxh3,
+    used: HashSet<String>,
+}
+
+impl<'a> WeightLoader<'a> {
+    /// Opens the weights. `description` is whatever else decides the function they compute; it enters the hash.
+    pub(crate) fn open(files: &'a ModelFiles, mode: LinearMode, description: &str) -> Result<Self, WeightError> {
+        let (store, naming) = match files.source() {
+            Source::Gguf(file) => (Store::Gguf(file), Naming::Gguf),
+            Source::Directory(directory) => (
+                Store::Safetensors(SafeTensorFiles::open(directory)?),
+                Naming::HuggingFace,
+            ),
+        };
+        let mut hash = Xxh3::new();
+        hash.update(description.as_bytes());
+        Ok(Self {
+            store,
+            naming,
+            mode,
+            hash,
+            used: HashSet::new(),
+        })
+    }
+
+    /// A tensor of this shape, noted as used and hashed.
+    fn take(&mut self, tensor: Tensor, expected: &[usize]) -> Result<(String, View<'_>), WeightError> {
+        let name = self.naming.name(tensor);
+        let Some(view) = self.store.find(&name)? else {
+            return Err(WeightError::Missing {
+                name,
+                expected: expected.to_vec(),
+            });
+        };
+        if view.shape != expected {
+            return Err(WeightError::Shape {
+                name,
+                expected: expected.to_vec(),
+                found: view.shape,
+            });
+        }
+        self.used.insert(name.clone());
+        self.hash
+            .update(format!("|{name} {} {expected:?}|", view.kind.as_str()).as_bytes());
+        self.hash.update(view.bytes);
+        Ok((name, view))
+    }
+
+    /// A vector of `n` numbers.
+    pub(crate) fn vector(&mut self, tensor: Tensor, n: usize) -> Result<Vec<f32>, WeightError> {
+        let (name, view) = self.take(tensor, &[n])?;
+        let mut out = vec![0.0; n];
+        dequantise(view.kind, view.bytes, &mut out).map_err(|source| WeightError::Kernel { name, source })?;
+        Ok(out)
+    }
+
+    /// A matrix of `n` outputs and `k` inputs, packed.
+    pub(crate) fn matrix(&mut self, tensor: Tensor, n: usize, k: usize) -> Result<Linear, WeightError> {
+        let mode = self.mode;
+        let (name, view) = self.take(tensor, &[n, k])?;
+        Linear::from_ggml(view.kind, n, k, view.bytes, mode).map_err(|source| WeightError::Kernel { name, source })
+    }
+
+    /// The embedding matrix, and the same packed as the output matrix if `tied`.
+    pub(crate) fn embedding(
+        &mut self,
+        vocab: usize,
+        hidden: usize,
+        tied: bool,
+    ) -> Result<(Embedding, Option<Linear>), WeightError> {
+        let mode = self.mode;
+        let (name, view) = self.take(Tensor::Embedding, &[vocab, hidden])?;
+        let packed = tied
+            .then(|| Linear::from_ggml(view.kind, vocab, hidden, view.bytes, mode))
+            .transpose();
+        let head = packed.map_err(|source| WeightError::Kernel { name, source })?;
+        Ok((
+            Embedding {
+                kind: view.kind,
+                bytes: view.bytes.to_vec(),
+            },
+            head,
+        ))
+    }
+
+    /// Ends the loading: the hash of everything that was taken.
+    ///
+    /// # Errors
+    /// [`WeightError::Unused`] if the files hold weights that nobody took.
+    pub(crate) fn finish(self, tied: bool) -> Result<u128, WeightError> {
+        let harmless = |name: &str| {
+            // Buffers that old checkpoints store, and a copy of the embedding.
+            name.ends_with(".rotary_emb.inv_freq") || tied && name == Naming::HuggingFace.name(Tensor::Head)
+        };
+        let mut unused: Vec<&str> = self
+            .store
+            .names()
+            .into_iter()
+            .filter(|&name| !self.used.contains(name) && !harmless(name))
+            .collect();
+        unused.sort_unstable();
+        match unused.first() {
+            None => Ok(self.hash.digest128()),
+            Some(first) => Err(WeightError::Unused {
+                count: unused.len(),
+                example: (*first).to_owned(),
+            }),
+        }
+    }
+}
