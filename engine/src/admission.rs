@@ -19,6 +19,8 @@ pub(crate) const GROWTH_HORIZON_TOKENS: usize = 256;
 /// Somebody who owns blocks, or is about to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Holder {
+    /// Blocks it owns now.
+    pub(crate) blocks: usize,
     /// Tokens whose KV it needs to have now.
     pub(crate) tokens: usize,
     /// Most tokens whose KV it may add, one a step.
@@ -80,7 +82,8 @@ impl Forecast {
     }
 
     fn blocks_at(&self, holder: &Holder, step: usize) -> usize {
-        (holder.tokens + holder.growth.min(step).min(self.horizon)).div_ceil(self.block_tokens)
+        let tokens = holder.tokens + holder.growth.min(step).min(self.horizon);
+        tokens.div_ceil(self.block_tokens).max(holder.blocks)
     }
 }
 
@@ -92,6 +95,7 @@ mod tests {
 
     fn holder(tokens: usize, growth: usize) -> Holder {
         Holder {
+            blocks: 0,
             tokens,
             growth,
             leaves: true,
@@ -113,11 +117,12 @@ mod tests {
     #[test]
     fn those_who_hold_do_not_leave() {
         let held = Holder {
-            tokens: 4,
+            blocks: 2,
+            tokens: 0,
             growth: 0,
             leaves: false,
         };
-        assert_eq!(peak(100, &[held, holder(4, 8)]), 4);
+        assert_eq!(peak(100, &[held, holder(4, 8)]), 2 + 3);
     }
 
     #[test]
@@ -132,14 +137,16 @@ mod tests {
         fn equals_a_walk_through_all_steps(
             horizon in 0usize..40,
             block_tokens in 1usize..6,
-            raw in prop::collection::vec((1usize..40, 0usize..60, any::<bool>()), 1..8),
+            raw in prop::collection::vec((0usize..12, 1usize..40, 0usize..60, any::<bool>()), 1..8),
             total in 0usize..80,
         ) {
-            let holders: Vec<Holder> =
-                raw.iter().map(|&(tokens, growth, leaves)| Holder { tokens, growth, leaves }).collect();
+            let holders: Vec<Holder> = raw
+                .iter()
+                .map(|&(blocks, tokens, growth, leaves)| Holder { blocks, tokens, growth, leaves })
+                .collect();
             let walk = (0..=horizon).map(|step| {
                 let present = holders.iter().filter(|h| !h.leaves || h.growth >= step);
-                present.map(|h| (h.tokens + h.growth.min(step)).div_ceil(block_tokens)).sum::<usize>()
+                present.map(|h| (h.tokens + h.growth.min(step)).div_ceil(block_tokens).max(h.blocks)).sum::<usize>()
             });
             let expected = walk.max().unwrap();
             let got = Forecast::new(block_tokens, horizon).peak(holders.iter().copied(), total);

@@ -8,6 +8,7 @@ use crate::admission::{GROWTH_HORIZON_TOKENS, Holder};
 use crate::block_manager::{BlockManager, BlockTable};
 use crate::event::EngineEvent;
 use crate::limits::{EngineLimits, LimitsError};
+use crate::output::check_output;
 use crate::plan::{BlockId, SequenceId, StepOutput, StepPlan};
 use crate::reservation::{CommitError, Reservation, Reservations, ReserveError};
 use crate::runner::{LayerObserver, Runner, RunnerError};
@@ -143,22 +144,25 @@ impl Engine {
         if tokens > limit {
             return Err(ReserveError::TooLong { tokens, limit });
         }
-        let in_use = self.scheduler.running().len() + self.scheduler.num_waiting() + self.reservations.open().len();
+        let in_use = self.scheduler.running().len() + self.scheduler.num_waiting() + self.reservations.len();
         if in_use >= self.limits.max_num_seqs {
             return Err(ReserveError::NoSlots {
                 in_use,
                 limit: self.limits.max_num_seqs,
             });
         }
+        // The last token needs no KV.
+        let growth = growth.min(self.limits.max_seq_len - tokens).saturating_sub(1);
+        let needed = self.limits.blocks_for(tokens);
+        let (free, total) = (self.blocks.free(), self.blocks.total());
+        self.collect_others();
         let newcomer = Holder {
+            blocks: needed,
             tokens,
-            growth: growth.min(limit - tokens + 1).saturating_sub(1),
+            growth,
             leaves: false,
         };
-        let total = self.blocks.total();
-        self.collect_others();
         let peak = self.scheduler.peak_with(newcomer, &self.others, total);
-        let (needed, free) = (self.limits.blocks_for(tokens), self.blocks.free());
         let mut table = BlockTable::default();
         if peak > total || self.blocks.grow(&mut table, needed).is_err() {
             return Err(ReserveError::NoBlocks {
@@ -168,7 +172,7 @@ impl Engine {
                 total,
             });
         }
-        Ok(self.reservations.issue(table, tokens, newcomer.growth))
+        Ok(self.reservations.issue(table, tokens, growth))
     }
 
     /// Gives reserved blocks back. Whoever wrote into them must have stopped. False, and nothing happens, if the
@@ -357,7 +361,7 @@ impl Engine {
             running: self.scheduler.running().len(),
             waiting: self.scheduler.num_waiting(),
             held: self.held.len(),
-            reservations: self.reservations.open().len(),
+            reservations: self.reservations.len(),
             steps: self.steps,
             rows: self.rows,
             sampled_tokens: self.sampled_tokens,
@@ -424,20 +428,14 @@ impl Engine {
     /// Everybody who owns blocks and is not a sequence of the scheduler.
     fn collect_others(&mut self) {
         self.others.clear();
-        for open in self.reservations.open() {
-            self.others.push(Holder {
-                tokens: open.tokens,
-                growth: open.growth,
-                leaves: false,
-            });
-        }
-        for table in self.held.values().map(|held| &held.table).chain(&self.limbo) {
-            self.others.push(Holder {
-                tokens: table.len() * self.limits.block_tokens,
-                growth: 0,
-                leaves: false,
-            });
-        }
+        self.others.extend(self.reservations.holders());
+        let tables = self.held.values().map(|held| &held.table).chain(&self.limbo);
+        self.others.extend(tables.map(|table| Holder {
+            blocks: table.len(),
+            tokens: 0,
+            growth: 0,
+            leaves: false,
+        }));
     }
 
     fn report_preempted(&mut self, events: &mut Vec<EngineEvent>) {
@@ -490,47 +488,4 @@ impl Engine {
             }
         }
     }
-}
-
-/// Whether `output` answers `plan`, entry by entry.
-fn check_output(plan: &StepPlan, output: &StepOutput) -> Result<(), String> {
-    let samples = plan
-        .sequences
-        .iter()
-        .filter_map(|planned| Some((planned.id, planned.sample.as_ref()?)));
-    let expected = samples.clone().count();
-    if output.sampled.len() != expected {
-        return Err(format!(
-            "{} tokens were sampled instead of {expected}",
-            output.sampled.len()
-        ));
-    }
-    for ((id, sample), (got, token)) in samples.zip(&output.sampled) {
-        if (*got, token.position) != (id, sample.output_position) {
-            return Err(format!(
-                "sequence {} has a token at position {}; expected: sequence {} at position {}",
-                got.0, token.position, id.0, sample.output_position
-            ));
-        }
-    }
-    let targets = plan.sequences.iter().filter(|planned| planned.targets.len > 0);
-    let expected = targets.clone().count();
-    if output.prompt_logprobs.len() != expected {
-        return Err(format!(
-            "{} sequences have prompt log-probabilities instead of {expected}",
-            output.prompt_logprobs.len()
-        ));
-    }
-    for (planned, (got, values)) in targets.zip(&output.prompt_logprobs) {
-        if *got != planned.id || values.len() != planned.targets.len as usize {
-            return Err(format!(
-                "sequence {} has {} prompt log-probabilities; expected: sequence {} with {}",
-                got.0,
-                values.len(),
-                planned.id.0,
-                planned.targets.len
-            ));
-        }
-    }
-    Ok(())
 }

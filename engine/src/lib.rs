@@ -21,6 +21,7 @@ pub mod engine;
 pub mod event;
 pub mod fake;
 pub mod limits;
+mod output;
 pub mod plan;
 pub mod reservation;
 pub mod runner;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::admission::Holder;
 use crate::block_manager::BlockTable;
 use crate::plan::BlockId;
 use crate::sequence::SpecError;
@@ -97,12 +98,12 @@ pub enum CommitError {
 
 /// What the engine remembers of a reservation it gave away.
 #[derive(Debug)]
-pub(crate) struct OpenReservation {
+struct OpenReservation {
     alive: Arc<()>,
-    pub(crate) blocks: usize,
-    pub(crate) tokens: usize,
-    /// Most tokens the sequence can add after the reserved ones that need KV.
-    pub(crate) growth: usize,
+    blocks: usize,
+    tokens: usize,
+    /// Most tokens with KV that the sequence can add after the reserved ones.
+    growth: usize,
 }
 
 /// All reservations that are out.
@@ -112,8 +113,19 @@ pub(crate) struct Reservations {
 }
 
 impl Reservations {
-    pub(crate) fn open(&self) -> &[OpenReservation] {
-        &self.open
+    pub(crate) fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Their shares in the forecast. When the KV arrives nobody knows.
+    pub(crate) fn holders(&self) -> impl Iterator<Item = Holder> {
+        let holder = |open: &OpenReservation| Holder {
+            blocks: open.blocks,
+            tokens: open.tokens,
+            growth: open.growth,
+            leaves: false,
+        };
+        self.open.iter().map(holder)
     }
 
     /// Gives a table away.

@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::admission::Holder;
 use crate::block_manager::BlockTable;
 use crate::limits::EngineLimits;
-use crate::plan::{SampleSpec, SequenceId};
+use crate::plan::{SampleSpec, SequenceId, Span};
 
 /// What a sequence is to compute.
 #[derive(Clone, PartialEq, Debug)]
@@ -123,15 +123,8 @@ impl Sequence {
         num_computed: usize,
         limits: &EngineLimits,
     ) -> Self {
-        let by_rules = spec
-            .prompt_len
-            .saturating_add(spec.stop.max_tokens as usize)
-            .min(limits.max_seq_len);
-        let final_len = if spec.first_only {
-            spec.token_ids.len() + 1
-        } else {
-            by_rules
-        };
+        let by_rules = spec.prompt_len.saturating_add(spec.stop.max_tokens as usize);
+        let final_len = by_rules.min(limits.max_seq_len);
         let prompt_logprobs = spec.prompt_logprobs.then(|| Vec::with_capacity(spec.prompt_len - 1));
         Self {
             id,
@@ -159,12 +152,18 @@ impl Sequence {
     /// Its share in the forecast. The last token it samples needs no KV.
     pub(crate) fn holder(&self) -> Holder {
         let tokens = self.spec.token_ids.len();
-        let growth = (self.final_len - 1).saturating_sub(tokens);
+        let growth = if self.spec.first_only {
+            0
+        } else {
+            (self.final_len - 1).saturating_sub(tokens)
+        };
         // How long a prompt takes to be computed, and a holder to let go, nobody knows.
+        let leaves = self.spec.on_finish == OnFinish::Release && self.pending() == 1;
         Holder {
+            blocks: self.table.len(),
             tokens,
             growth,
-            leaves: self.spec.on_finish == OnFinish::Release && self.pending() == 1,
+            leaves,
         }
     }
 
@@ -192,7 +191,7 @@ impl Sequence {
         Some(SampleSpec {
             params: self.spec.sampling.clone(),
             output_position: (self.spec.token_ids.len() - self.spec.prompt_len) as u32,
-            history: crate::plan::Span {
+            history: Span {
                 start: history_start as u32,
                 len: history_len as u32,
             },
@@ -213,9 +212,7 @@ impl Sequence {
         self.spec.token_ids.push(token.token);
         let len = self.spec.token_ids.len();
         let by_rules = self.spec.stop.finish(token.token, (len - self.spec.prompt_len) as u32);
-        // With `first_only` the final length is where this engine stops, not a reason for the sequence to end.
-        let full = !self.spec.first_only && len >= self.final_len;
-        let finish = by_rules.or(full.then_some(FinishReason::Length));
+        let finish = by_rules.or((len >= self.final_len).then_some(FinishReason::Length));
         Accepted {
             prompt_logprobs: self.prompt_logprobs.take(),
             finish,

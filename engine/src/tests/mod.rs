@@ -1,1 +1,304 @@
 //! Tests of the whole engine with the scripted runner.
+
+mod lifecycle;
+mod pressure;
+mod properties;
+mod refusals;
+mod schedules;
+mod script;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use protocol::sampling::{FinishReason, SampledToken, SamplingParams, StopRules};
+
+use crate::engine::Engine;
+use crate::event::EngineEvent;
+use crate::fake::{ScriptedModel, ScriptedRunner};
+use crate::limits::EngineLimits;
+use crate::plan::{SequenceId, StepPlan};
+use crate::reservation::Reservation;
+use crate::runner::{NoObserver, Runner};
+use crate::sequence::{OnFinish, SequenceSpec};
+use crate::stats::StepStats;
+
+const MODEL: ScriptedModel = ScriptedModel { vocab_size: 997 };
+
+fn limits() -> EngineLimits {
+    EngineLimits {
+        total_blocks: 64,
+        block_tokens: 4,
+        max_num_seqs: 8,
+        max_batch_tokens: 16,
+        prefill_chunk_tokens: 8,
+        max_seq_len: 64,
+    }
+}
+
+fn stop_at(max_tokens: u32) -> StopRules {
+    StopRules {
+        max_tokens,
+        eos_token_ids: Vec::new(),
+        ignore_eos: false,
+        stop_token_ids: Vec::new(),
+    }
+}
+
+/// A prompt of `len` tokens that only `salt` has.
+fn prompt(salt: u32, len: usize) -> Vec<u32> {
+    (0..len as u32)
+        .map(|i| (salt * 131 + i * 7 + 1) % MODEL.vocab_size)
+        .collect()
+}
+
+fn spec(token_ids: Vec<u32>, max_tokens: u32) -> SequenceSpec {
+    SequenceSpec {
+        prompt_len: token_ids.len(),
+        token_ids,
+        sampling: Arc::new(SamplingParams::greedy()),
+        stop: stop_at(max_tokens),
+        prompt_logprobs: false,
+        on_finish: OnFinish::Release,
+        first_only: false,
+    }
+}
+
+/// What has been seen of a sequence, beside what it must come to.
+#[derive(Debug)]
+struct Observed {
+    spec: SequenceSpec,
+    /// What an undisturbed engine generates.
+    expected: Vec<SampledToken>,
+    /// What its last token says about its end; `None` if only `first_only` ends it.
+    finish: Option<FinishReason>,
+    seen: usize,
+    ended: bool,
+    failed: bool,
+}
+
+/// An engine with a scripted runner. Compares every event with the answer of an undisturbed run, and audits the books
+/// after every call.
+#[derive(Debug)]
+struct Bench {
+    engine: Engine,
+    runner: ScriptedRunner,
+    observed: BTreeMap<SequenceId, Observed>,
+    reservations: Vec<Reservation>,
+    preempted: usize,
+}
+
+impl Bench {
+    fn new(limits: EngineLimits) -> Self {
+        Self::over(Engine::new(limits).unwrap())
+    }
+
+    /// Without a forecast: whoever fits now gets in, and preemptions are frequent.
+    fn reckless(limits: EngineLimits) -> Self {
+        Self::over(Engine::with_horizon(limits, 0).unwrap())
+    }
+
+    fn over(engine: Engine) -> Self {
+        let limits = *engine.limits();
+        let runner = ScriptedRunner::new(MODEL, limits.total_blocks, limits.block_tokens);
+        Self {
+            engine,
+            runner,
+            observed: BTreeMap::new(),
+            reservations: Vec::new(),
+            preempted: 0,
+        }
+    }
+
+    fn observe(&mut self, id: SequenceId, spec: SequenceSpec) -> SequenceId {
+        let max_seq_len = self.engine.limits().max_seq_len;
+        let (mut expected, reason) = MODEL.generate(
+            &spec.token_ids,
+            spec.prompt_len,
+            &spec.sampling,
+            &spec.stop,
+            max_seq_len,
+        );
+        let finish = (!spec.first_only || expected.len() == 1).then_some(reason);
+        if spec.first_only {
+            expected.truncate(1);
+        }
+        let observed = Observed {
+            spec,
+            expected,
+            finish,
+            seen: 0,
+            ended: false,
+            failed: false,
+        };
+        assert!(
+            self.observed.insert(id, observed).is_none(),
+            "{id:?} was given out twice"
+        );
+        self.audit();
+        id
+    }
+
+    fn add(&mut self, spec: SequenceSpec) -> SequenceId {
+        let id = self.engine.add(spec.clone()).unwrap();
+        self.observe(id, spec)
+    }
+
+    /// Receives the KV of a whole prompt and its first token, and commits.
+    fn commit(&mut self, reservation: Reservation, mut spec: SequenceSpec) -> SequenceId {
+        self.runner.write_kv(reservation.blocks(), &spec.token_ids).unwrap();
+        let num_computed = spec.token_ids.len();
+        spec.token_ids
+            .push(MODEL.next_token(&spec.token_ids, spec.prompt_len, &spec.sampling).token);
+        let id = self.engine.commit(reservation, spec.clone(), num_computed).unwrap();
+        self.observe(id, spec)
+    }
+
+    fn cancel(&mut self, id: SequenceId) -> bool {
+        if let Some(observed) = self.observed.get_mut(&id) {
+            observed.ended = true;
+        }
+        let known = self.engine.cancel(id);
+        self.audit();
+        known
+    }
+
+    fn step(&mut self) -> Option<StepStats> {
+        let plan = self.engine.plan()?.clone();
+        Some(self.execute(&plan))
+    }
+
+    /// Executes and applies a plan that has been drawn before.
+    fn execute(&mut self, plan: &StepPlan) -> StepStats {
+        self.check_plan(plan);
+        let output = self.runner.execute(plan, &mut NoObserver).unwrap();
+        let mut events = Vec::new();
+        let stats = self.engine.apply(&output, &mut events).unwrap();
+        for event in events {
+            self.check_event(event, plan);
+        }
+        self.audit();
+        stats
+    }
+
+    /// The runner fails the step that is in flight.
+    fn fail(&mut self, plan: &StepPlan) {
+        self.runner.fail_next("power cut");
+        let message = self.runner.execute(plan, &mut NoObserver).unwrap_err().to_string();
+        let mut events = Vec::new();
+        self.engine.fail_step(&message, &mut events);
+        let planned: BTreeSet<SequenceId> = plan.sequences.iter().map(|planned| planned.id).collect();
+        let mut failed = BTreeSet::new();
+        for event in events {
+            if let EngineEvent::Failed { id, message } = &event {
+                assert_eq!(message, "step failed: power cut");
+                let observed = self.observed.get_mut(id).unwrap();
+                assert!(!observed.ended, "{id:?} failed after its end");
+                (observed.ended, observed.failed) = (true, true);
+                failed.insert(*id);
+            } else {
+                self.check_event(event, plan);
+            }
+        }
+        let living = planned
+            .iter()
+            .filter(|id| !self.observed[id].ended || failed.contains(id));
+        assert!(living.eq(failed.iter()), "planned {planned:?}, failed {failed:?}");
+        self.audit();
+    }
+
+    /// Steps until nothing can advance; how many steps that took.
+    fn run(&mut self) -> usize {
+        let mut steps = 0;
+        while self.step().is_some() {
+            steps += 1;
+            assert!(steps < 100_000, "no end in sight: {:?}", self.engine.stats());
+        }
+        steps
+    }
+
+    fn run_steps(&mut self, steps: usize) {
+        for _ in 0..steps {
+            self.step().unwrap();
+        }
+    }
+
+    /// All sequences have come to their expected end, and all blocks are back.
+    fn assert_complete_and_idle(&self) {
+        for (id, observed) in &self.observed {
+            assert!(observed.ended, "{id:?} has not ended: {observed:?}");
+        }
+        let stats = self.engine.stats();
+        assert_eq!(
+            (stats.running, stats.waiting, stats.held, stats.reservations),
+            (0, 0, 0, 0)
+        );
+        assert_eq!((stats.free_blocks, stats.owned_blocks), (stats.total_blocks, 0));
+    }
+
+    fn check_event(&mut self, event: EngineEvent, plan: &StepPlan) {
+        match event {
+            EngineEvent::Token {
+                id,
+                token,
+                batch_size,
+                prompt_logprobs,
+                finish,
+            } => {
+                let observed = self.observed.get_mut(&id).unwrap();
+                assert!(!observed.ended, "{id:?} has a token after its end");
+                assert_eq!(batch_size as usize, plan.sequences.len());
+                assert_eq!(
+                    token, observed.expected[observed.seen],
+                    "token {} of {id:?}",
+                    observed.seen
+                );
+                let logprobs = (observed.spec.prompt_logprobs && observed.seen == 0)
+                    .then(|| MODEL.prompt_logprobs(&observed.spec.token_ids[..observed.spec.prompt_len]));
+                assert_eq!(prompt_logprobs, logprobs, "prompt log-probabilities of {id:?}");
+                observed.seen += 1;
+                observed.ended = observed.seen == observed.expected.len();
+                assert_eq!(finish, observed.finish.filter(|_| observed.ended), "end of {id:?}");
+            }
+            EngineEvent::Preempted { id } => {
+                assert!(!self.observed[&id].ended, "{id:?} was preempted after its end");
+                self.preempted += 1;
+            }
+            EngineEvent::Failed { id, message } => panic!("{id:?} failed: {message}"),
+        }
+    }
+
+    fn check_plan(&self, plan: &StepPlan) {
+        let limits = self.engine.limits();
+        assert!(plan.sequences.len() <= limits.max_num_seqs);
+        assert!(plan.token_ids.len() <= limits.max_batch_tokens);
+        assert!(
+            plan.sequences
+                .iter()
+                .all(|planned| planned.rows.len as usize <= limits.prefill_chunk_tokens)
+        );
+        for reservation in &self.reservations {
+            let foreign = reservation.blocks().iter().find(|block| plan.block_ids.contains(block));
+            assert_eq!(foreign, None, "a reserved block is in a plan");
+        }
+    }
+
+    /// The engine's own audit, and another one from outside: no block is in two places.
+    fn audit(&self) {
+        self.engine.check_invariants().unwrap();
+        let stats = self.engine.stats();
+        assert_eq!(
+            stats.total_blocks,
+            stats.free_blocks + stats.cached_blocks + stats.owned_blocks
+        );
+        let tables = self.observed.keys().filter_map(|id| self.engine.block_table(*id));
+        let mut seen = BTreeSet::new();
+        for block in tables
+            .chain(self.reservations.iter().map(Reservation::blocks))
+            .flatten()
+        {
+            assert!(seen.insert(*block), "block {block:?} is in two places");
+        }
+        assert!(seen.len() <= stats.owned_blocks);
+        assert_eq!(self.reservations.len(), stats.reservations);
+    }
+}

@@ -1,0 +1,272 @@
+//! Random histories. Whatever happens, every sequence that is not cancelled or failed gets the answer of an undisturbed
+//! run, and every block comes back. (`Bench` compares and audits after every call.)
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+use protocol::sampling::{SamplingParams, StopRules};
+
+use super::{Bench, MODEL, prompt, spec};
+use crate::engine::Engine;
+use crate::limits::EngineLimits;
+use crate::plan::SequenceId;
+use crate::sequence::{OnFinish, SequenceSpec};
+
+#[derive(Clone, Debug)]
+enum Call {
+    Add(Shape),
+    /// A sequence that has generated some tokens elsewhere.
+    AddResumed(Shape, usize),
+    Reserve {
+        tokens: usize,
+        growth: usize,
+    },
+    Commit(Index, Shape),
+    Drop(Index),
+    Cancel(Index),
+    Release(Index),
+    Step,
+    /// A step, with other calls between its plan and its end.
+    Interrupted(Vec<Self>),
+    /// As `Interrupted`, and the runner fails.
+    Fail(Vec<Self>),
+}
+
+#[derive(Clone, Debug)]
+struct Shape {
+    prompt_len: usize,
+    max_tokens: u32,
+    /// Size of a set of tokens that end the sequence.
+    stops: u32,
+    sampling: SamplingParams,
+    prompt_logprobs: bool,
+    hold: bool,
+    first_only: bool,
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let sampling = (any::<bool>(), 0u64..4, any::<bool>(), prop::option::of(0u8..3)).prop_map(
+        |(greedy, seed, penalty, top_logprobs)| SamplingParams {
+            greedy,
+            seed,
+            frequency_penalty: if penalty { 0.5 } else { 0.0 },
+            top_logprobs,
+            ..SamplingParams::greedy()
+        },
+    );
+    let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.2));
+    let numbers = (1usize..30, 1u32..30, prop_oneof![3 => Just(0u32), 1 => 1u32..200]);
+    (numbers, sampling, flags).prop_map(|((prompt_len, max_tokens, stops), sampling, flags)| Shape {
+        prompt_len,
+        max_tokens,
+        stops,
+        sampling,
+        prompt_logprobs: flags.0,
+        hold: flags.1,
+        first_only: flags.2,
+    })
+}
+
+fn simple_call() -> impl Strategy<Value = Call> {
+    prop_oneof![
+        4 => shape().prop_map(Call::Add),
+        1 => (shape(), 1usize..6).prop_map(|(shape, generated)| Call::AddResumed(shape, generated)),
+        3 => (1usize..30, 0usize..30).prop_map(|(tokens, growth)| Call::Reserve { tokens, growth }),
+        3 => (any::<Index>(), shape()).prop_map(|(index, shape)| Call::Commit(index, shape)),
+        1 => any::<Index>().prop_map(Call::Drop),
+        2 => any::<Index>().prop_map(Call::Cancel),
+        3 => any::<Index>().prop_map(Call::Release),
+    ]
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    let between = || prop::collection::vec(simple_call(), 0..4);
+    prop_oneof![
+        8 => simple_call(),
+        8 => Just(Call::Step),
+        3 => between().prop_map(Call::Interrupted),
+        1 => between().prop_map(Call::Fail),
+    ]
+}
+
+fn limits() -> impl Strategy<Value = EngineLimits> {
+    let shares = (1usize..5, 1usize..9, 0usize..20, 1usize..12);
+    (2usize..24, shares).prop_map(
+        |(blocks, (block_tokens, max_num_seqs, more_rows, prefill_chunk_tokens))| EngineLimits {
+            total_blocks: blocks,
+            block_tokens,
+            max_num_seqs,
+            max_batch_tokens: max_num_seqs + more_rows,
+            prefill_chunk_tokens,
+            max_seq_len: (blocks * block_tokens).min(50),
+        },
+    )
+}
+
+fn sequence_of(shape: &Shape, salt: u32, limits: &EngineLimits) -> SequenceSpec {
+    let stop = StopRules {
+        max_tokens: shape.max_tokens,
+        eos_token_ids: (0..shape.stops).map(|i| i * 2 % MODEL.vocab_size).collect(),
+        ignore_eos: false,
+        stop_token_ids: (0..shape.stops).map(|i| (i * 2 + 1) % MODEL.vocab_size).collect(),
+    };
+    SequenceSpec {
+        sampling: Arc::new(shape.sampling.clone()),
+        stop,
+        prompt_logprobs: shape.prompt_logprobs,
+        on_finish: if shape.hold { OnFinish::Hold } else { OnFinish::Release },
+        first_only: shape.first_only,
+        ..spec(prompt(salt, shape.prompt_len.min(limits.max_seq_len - 1)), 1)
+    }
+}
+
+fn pick(bench: &Bench, index: &Index) -> Option<SequenceId> {
+    (!bench.observed.is_empty()).then(|| *bench.observed.keys().nth(index.index(bench.observed.len())).unwrap())
+}
+
+fn perform(bench: &mut Bench, call: &Call) {
+    let limits = *bench.engine.limits();
+    let salt = bench.observed.len() as u32;
+    match call {
+        Call::Add(shape) => {
+            bench.add(sequence_of(shape, salt, &limits));
+        }
+        Call::AddResumed(shape, generated) => {
+            let mut spec = sequence_of(shape, salt, &limits);
+            let (tokens, _) = MODEL.generate(
+                &spec.token_ids,
+                spec.prompt_len,
+                &spec.sampling,
+                &spec.stop,
+                limits.max_seq_len,
+            );
+            // Its last token would have ended it.
+            spec.token_ids.extend(
+                tokens[..tokens.len() - 1]
+                    .iter()
+                    .take(*generated)
+                    .map(|token| token.token),
+            );
+            bench.add(spec);
+        }
+        Call::Reserve { tokens, growth } => {
+            let before = bench.engine.stats();
+            match bench.engine.reserve((*tokens).min(limits.max_seq_len - 1), *growth) {
+                Ok(reservation) => bench.reservations.push(reservation),
+                Err(_) => assert_eq!(bench.engine.stats(), before, "a refused reservation changed something"),
+            }
+            bench.audit();
+        }
+        Call::Commit(index, shape) => commit(bench, index, shape, salt),
+        Call::Drop(index) => {
+            if !bench.reservations.is_empty() {
+                let reservation = bench.reservations.remove(index.index(bench.reservations.len()));
+                assert!(bench.engine.release_reservation(reservation));
+                bench.audit();
+            }
+        }
+        Call::Cancel(index) => {
+            if let Some(id) = pick(bench, index) {
+                let known = bench.engine.num_computed(id).is_some();
+                assert_eq!(bench.cancel(id), known);
+            }
+        }
+        Call::Release(index) => {
+            if let Some(id) = pick(bench, index) {
+                let held = bench.observed[&id].ended && bench.engine.num_computed(id).is_some();
+                assert_eq!(bench.engine.release_held(id), held);
+                bench.audit();
+            }
+        }
+        Call::Step => {
+            bench.step();
+        }
+        Call::Interrupted(calls) | Call::Fail(calls) => {
+            let Some(plan) = bench.engine.plan().cloned() else {
+                return;
+            };
+            for inner in calls {
+                perform(bench, inner);
+            }
+            assert_eq!(format!("{:?}", bench.engine.plan().unwrap()), format!("{plan:?}"));
+            if matches!(call, Call::Fail(_)) {
+                bench.fail(&plan);
+            } else {
+                bench.execute(&plan);
+            }
+        }
+    }
+}
+
+/// Commits one of the open reservations, if the sequence's first token does not end it.
+fn commit(bench: &mut Bench, index: &Index, shape: &Shape, salt: u32) {
+    if bench.reservations.is_empty() || shape.max_tokens < 2 {
+        return;
+    }
+    let at = index.index(bench.reservations.len());
+    let tokens = bench.reservations[at].tokens();
+    if tokens + 2 > bench.engine.limits().max_seq_len {
+        return;
+    }
+    let shape = Shape {
+        prompt_len: tokens,
+        prompt_logprobs: false,
+        ..shape.clone()
+    };
+    let spec = sequence_of(&shape, salt, bench.engine.limits());
+    let reservation = bench.reservations.remove(at);
+    bench.commit(reservation, spec);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_answer_is_the_undisturbed_one_and_every_block_comes_back(
+        limits in limits(),
+        horizon in prop_oneof![Just(0usize), 1usize..40],
+        calls in prop::collection::vec(call(), 1..120),
+    ) {
+        let mut bench = Bench::over(Engine::with_horizon(limits, horizon).unwrap());
+        for call in &calls {
+            perform(&mut bench, call);
+        }
+        // Everybody who holds blocks from outside lets go; then the rest must come to its end.
+        for reservation in std::mem::take(&mut bench.reservations) {
+            bench.engine.release_reservation(reservation);
+        }
+        loop {
+            let held = bench.observed.iter().filter(|(_, observed)| observed.ended).map(|(id, _)| *id);
+            for id in held.collect::<Vec<_>>() {
+                bench.engine.release_held(id);
+            }
+            if bench.step().is_none() {
+                break;
+            }
+        }
+        bench.assert_complete_and_idle();
+    }
+
+    /// The same requests under any limits: the same answers (each is compared with the undisturbed one), and no step more
+    /// than the work needs if nothing is computed twice.
+    #[test]
+    fn answers_do_not_depend_on_chunks_batches_or_the_pool(
+        limits in limits(),
+        horizon in prop_oneof![Just(0usize), 1usize..40],
+        shapes in prop::collection::vec(shape(), 1..24),
+    ) {
+        let mut bench = Bench::over(Engine::with_horizon(limits, horizon).unwrap());
+        for (salt, shape) in shapes.iter().enumerate() {
+            bench.add(sequence_of(&Shape { hold: false, ..shape.clone() }, salt as u32, &limits));
+        }
+        let steps = bench.run() as u64;
+        bench.assert_complete_and_idle();
+        let stats = bench.engine.stats();
+        prop_assert!(steps <= stats.rows, "{} steps for {} rows", steps, stats.rows);
+        let sampled: u64 = bench.observed.values().map(|observed| observed.seen as u64).sum();
+        prop_assert_eq!(stats.sampled_tokens, sampled);
+        let prompts: u64 = bench.observed.values().map(|observed| observed.spec.prompt_len as u64).sum();
+        prop_assert_eq!(stats.rows, prompts + sampled - shapes.len() as u64 + stats.preempted_rows);
+    }
+}
