@@ -91,4 +91,9 @@ pub enum PushReply {
         /// Why, in one line.
         reason: String,
     },
+    /// Every frame with a number below this has arrived undamaged: the sender may forget its payload. Cumulative.
+    Received {
+        /// The lowest number that has not arrived.
+        below: u32,
+    },
 }

@@ -42,6 +42,10 @@ pub mod code {
     pub const PROTOCOL: VarInt = VarInt::from_u32(3);
     /// No task took the link in time.
     pub const BUSY: VarInt = VarInt::from_u32(4);
+    /// The receiver withdrew what it had granted.
+    pub const REVOKED: VarInt = VarInt::from_u32(5);
+    /// The receiver refused; the reason comes as a message.
+    pub const REFUSED: VarInt = VarInt::from_u32(6);
 }
 
 /// Accepted links that wait for [`QuicEndpoint::accept`].
