@@ -10,6 +10,8 @@ mod reader;
 mod value;
 
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 
 use std::path::Path;

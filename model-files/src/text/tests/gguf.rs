@@ -1,0 +1,249 @@
+//! Tokenizers from GGUF metadata: small files, right and wrong.
+
+use std::io::Write as _;
+
+use tempfile::NamedTempFile;
+
+use super::text_of;
+use crate::files::ModelFiles;
+use crate::gguf::testing::{Builder, Put};
+use crate::text::TextModel;
+
+/// The characters of byte-level BPE for ASCII letters and a space, two merges, and the special tokens of a chat model.
+const TOKENS: [&str; 10] = [
+    "<|bos|>",
+    "<|eot_id|>",
+    "a",
+    "b",
+    "c",
+    "Ġ",
+    "ab",
+    "Ġab",
+    "[PAD9]",
+    "<tool>",
+];
+const KINDS: [u32; 10] = [3, 3, 1, 1, 1, 1, 1, 1, 5, 4];
+
+fn strings(texts: &[&str]) -> Put {
+    Put::Strs(texts.iter().map(ToString::to_string).collect())
+}
+
+fn base(pre: &str) -> Builder {
+    Builder::new()
+        .put("general.architecture", "llama")
+        .put("llama.context_length", 128)
+        .put("tokenizer.ggml.model", "gpt2")
+        .put("tokenizer.ggml.pre", pre)
+        .put("tokenizer.ggml.tokens", strings(&TOKENS))
+        .put("tokenizer.ggml.token_type", Put::U32s(KINDS.into()))
+        .put("tokenizer.ggml.merges", strings(&["a b", "Ġ ab"]))
+        .put("tokenizer.ggml.bos_token_id", 0)
+}
+
+/// The same file with another value for one key; `None` takes the key out.
+fn with(mut builder: Builder, key: &str, value: Option<Put>) -> Builder {
+    builder.metadata.retain(|(known, _)| known != key);
+    match value {
+        Some(value) => builder.put(key, value),
+        None => builder,
+    }
+}
+
+fn write(builder: &Builder) -> NamedTempFile {
+    let mut file = NamedTempFile::with_suffix(".gguf").unwrap();
+    file.write_all(&builder.build()).unwrap();
+    file
+}
+
+fn load(builder: &Builder) -> Result<TextModel, String> {
+    text_of(write(builder).path())
+}
+
+#[test]
+fn a_small_file_is_read_in_full() {
+    let text = load(
+        &base("gpt-2")
+            .put("general.name", "Small One")
+            .put("general.sampling.top_k", 40),
+    )
+    .unwrap();
+    assert_eq!(text.tokenizer.encode("ab ab").unwrap(), [6, 7]);
+    assert_eq!(text.tokenizer.encode("<|bos|>a<tool>c").unwrap(), [0, 2, 9, 4]);
+    assert_eq!(text.tokenizer.decode(&[0, 6, 7, 9, 8, 1], true), "ab ab<tool>");
+    assert_eq!(text.tokenizer.decode(&[0, 6, 8], false), "<|bos|>ab[PAD9]");
+    assert_eq!(text.tokenizer.vocab_size(), 10);
+    assert_eq!((text.vocab_size, text.max_position_embeddings), (10, 128));
+    assert_eq!((text.architecture.as_str(), text.name.as_str()), ("llama", "Small One"));
+    assert_eq!(text.bos_token_id, Some(0));
+    assert!(!text.add_bos);
+    assert_eq!(text.eos_token_ids, [1], "an end-of-turn token is known by its name");
+    assert!(text.chat_template.is_none());
+    assert_eq!(text.generation_defaults.top_k, Some(40));
+    assert_eq!(text.generation_defaults.temperature, None);
+}
+
+#[test]
+fn begin_and_end_tokens_follow_the_flags() {
+    let encode = |builder: &Builder| load(builder).unwrap().tokenizer.encode("ab").unwrap();
+    assert_eq!(
+        encode(&base("llama-bpe")),
+        [0, 6],
+        "Llama 3 adds its begin token when the file is silent"
+    );
+    let flag = |builder, on: bool| with(builder, "tokenizer.ggml.add_bos_token", Some(on.into()));
+    assert_eq!(encode(&flag(base("llama-bpe"), false)), [6]);
+    assert_eq!(encode(&flag(base("gpt-2"), true)), [0, 6]);
+    let both = flag(base("gpt-2"), true)
+        .put("tokenizer.ggml.add_eos_token", true)
+        .put("tokenizer.ggml.eos_token_id", 1);
+    assert_eq!(encode(&both), [0, 6, 1]);
+    let text = load(&both).unwrap();
+    assert_eq!(text.tokenizer.encode_plain("ab").unwrap(), [6]);
+    assert!(text.add_bos);
+    let without = with(flag(base("gpt-2"), true), "tokenizer.ggml.bos_token_id", None);
+    assert!(
+        load(&without)
+            .unwrap_err()
+            .contains("`tokenizer.ggml.add_bos_token` is true")
+    );
+}
+
+#[test]
+fn all_end_keys_count_once() {
+    let text = load(
+        &base("gpt-2")
+            .put("tokenizer.ggml.eos_token_id", 4)
+            .put("tokenizer.ggml.eot_token_id", 1)
+            .put("tokenizer.ggml.eom_token_id", 4),
+    );
+    assert_eq!(text.unwrap().eos_token_ids, [1, 4]);
+}
+
+#[test]
+fn llama3_takes_known_words_whole() {
+    // "abc" is in the vocabulary but no merge leads to it.
+    let tokens = ["<|bos|>", "a", "b", "c", "abc"];
+    let builder = |pre: &str| {
+        let builder = with(base(pre), "tokenizer.ggml.tokens", Some(strings(&tokens)));
+        let builder = with(
+            builder,
+            "tokenizer.ggml.token_type",
+            Some(Put::U32s(vec![3, 1, 1, 1, 1])),
+        );
+        let builder = with(builder, "tokenizer.ggml.merges", Some(strings(&[])));
+        with(builder, "tokenizer.ggml.add_bos_token", Some(false.into()))
+    };
+    assert_eq!(
+        load(&builder("llama-bpe")).unwrap().tokenizer.encode("abc").unwrap(),
+        [4]
+    );
+    assert_eq!(
+        load(&builder("gpt-2")).unwrap().tokenizer.encode("abc").unwrap(),
+        [1, 2, 3]
+    );
+}
+
+#[test]
+fn wrong_files_are_refused_by_key() {
+    let key = |name: &str| format!("tokenizer.ggml.{name}");
+    let u32s = |numbers: &[u32]| Some(Put::U32s(numbers.into()));
+    let cases: Vec<(&str, Option<Put>, &str)> = vec![
+        ("model", None, "key `tokenizer.ggml.model` is missing"),
+        (
+            "model",
+            Some("llama".into()),
+            "SentencePiece vocabularies from GGUF are not supported yet",
+        ),
+        (
+            "model",
+            Some("bert".into()),
+            "is the string \"bert\"; \"gpt2\" would be right",
+        ),
+        ("pre", Some("tekken".into()), "known rules: default"),
+        ("pre", Some(7.into()), "is the u32 7; a string would be right"),
+        ("tokens", None, "key `tokenizer.ggml.tokens` is missing"),
+        ("tokens", Some(strings(&[])), "an empty array"),
+        (
+            "tokens",
+            Some(Put::U32s(vec![1])),
+            "is an array of 1 u32; an array of strings",
+        ),
+        (
+            "tokens",
+            Some(strings(&["a", "b", "a"])),
+            "key `tokenizer.ggml.token_type` is an array of 10 numbers; one per token, 3",
+        ),
+        ("token_type", None, "key `tokenizer.ggml.token_type` is missing"),
+        ("token_type", u32s(&[7; 10]), "1 (normal) to 6 (byte)"),
+        ("merges", None, "key `tokenizer.ggml.merges` is missing"),
+        (
+            "merges",
+            Some("a b".into()),
+            "is the string \"a b\"; an array of strings",
+        ),
+        ("merges", Some(strings(&["ab"])), "\"ab\" at index 0"),
+        ("merges", Some(strings(&["a x"])), "does not fit the vocabulary"),
+        (
+            "bos_token_id",
+            Some(10.into()),
+            "is 10; a token id below 10 would be right",
+        ),
+        ("eos_token_id", Some("1".into()), "is the string \"1\"; an integer"),
+        ("add_bos_token", Some(1.into()), "is the u32 1; a bool"),
+        ("add_space_prefix", Some(true.into()), "false for a \"gpt2\" vocabulary"),
+    ];
+    for (name, value, expected) in cases {
+        let error = load(&with(base("gpt-2"), &key(name), value)).unwrap_err();
+        assert!(
+            error.contains(expected) && error.contains(".gguf"),
+            "{name}: {error:?} should contain {expected:?}"
+        );
+    }
+    let twice = with(
+        base("gpt-2"),
+        &key("tokens"),
+        Some(strings(&["x", "a", "a", "b", "c", "d", "ab", "Ġab", "Ġ", "y"])),
+    );
+    assert!(load(&twice).unwrap_err().contains("\"a\" twice, at 1 and 2"));
+    assert!(
+        load(&with(base("gpt-2"), "llama.context_length", None))
+            .unwrap_err()
+            .contains("llama.context_length")
+    );
+}
+
+#[test]
+fn the_hash_changes_with_everything_that_changes_tokens() {
+    let hash = |builder: &Builder| {
+        ModelFiles::open(write(builder).path())
+            .unwrap()
+            .tokenizer_hash()
+            .unwrap()
+    };
+    let first = hash(&base("gpt-2"));
+    assert_eq!(
+        first,
+        hash(&base("gpt-2").put("general.name", "other").data(100)),
+        "the rest of the file does not count"
+    );
+    assert_eq!(first, load(&base("gpt-2")).unwrap().tokenizer_hash);
+    let changed = |name: &str, value: Put| hash(&with(base("gpt-2"), &format!("tokenizer.ggml.{name}"), Some(value)));
+    let mut tokens = TOKENS;
+    tokens.swap(2, 3);
+    let mut kinds = KINDS;
+    kinds[9] = 1;
+    let others = [
+        hash(&base("llama-bpe")),
+        changed("tokens", strings(&tokens)),
+        changed("token_type", Put::U32s(kinds.into())),
+        changed("merges", strings(&["Ġ ab", "a b"])),
+        changed("merges", strings(&["a b"])),
+        changed("add_bos_token", true.into()),
+        changed("bos_token_id", 1.into()),
+        changed("eos_token_id", 1.into()),
+    ];
+    let mut all: Vec<u64> = others.into_iter().chain([first]).collect();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 9, "every change gives another hash");
+}
