@@ -2,3 +2,6 @@
 
 pub mod core;
 pub mod handle;
+pub mod http;
+pub mod metrics;
+pub mod text;

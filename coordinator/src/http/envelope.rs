@@ -1,0 +1,136 @@
+//! What happens to every request and answer, whatever the path: request ids, CORS, API keys, the connection's watch.
+
+use std::rc::Rc;
+
+use actix_web::body::MessageBody;
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, AUTHORIZATION, HeaderName, HeaderValue,
+};
+use actix_web::http::{Method, StatusCode};
+use actix_web::middleware::Next;
+use actix_web::{Error, HttpMessage, HttpResponse, web};
+use config::Secret;
+
+use super::connection::{Connection, WatchedBody};
+use super::error::{ApiError, ErrorKind, Family};
+use super::state::HttpState;
+
+/// Header that carries a request's id, both ways.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longest id that is taken over from a client, in bytes.
+const MAX_REQUEST_ID: usize = 256;
+/// Paths that need no key: probes and scrapers have none.
+const OPEN_PATHS: [&str; 3] = ["/health", "/ping", "/metrics"];
+
+/// A request's id, for handlers and logs.
+#[derive(Clone, Debug)]
+pub struct ClientRequestId(pub String);
+
+/// The middleware.
+///
+/// # Errors
+/// None: every failure below it is an answer.
+pub async fn envelope(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<WatchedBody>, Error> {
+    let connection = request.request().conn_data::<Rc<Connection>>().cloned();
+    if let Some(connection) = &connection {
+        connection.working();
+    }
+    let id = request_id(&request);
+    request.extensions_mut().insert(ClientRequestId(id.clone()));
+    let early = if request.method() == Method::OPTIONS { Some(preflight()) } else { refusal(&request) };
+    let answer = match early {
+        Some(response) => request.into_response(response),
+        None => next.call(request).await?.map_into_boxed_body(),
+    };
+    let mut answer = answer.map_body(|_, body| WatchedBody::new(body, connection));
+    let headers = answer.headers_mut();
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        headers.insert(REQUEST_ID, id);
+    }
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("*"));
+    Ok(answer)
+}
+
+/// The client's id, if it is one that a header and a log can carry; otherwise a new one.
+fn request_id(request: &ServiceRequest) -> String {
+    let given = request.headers().get(&REQUEST_ID).and_then(|value| value.to_str().ok());
+    let usable = given.filter(|id| !id.is_empty() && id.len() <= MAX_REQUEST_ID);
+    if let Some(id) = usable {
+        return id.to_owned();
+    }
+    let drawn = request.app_data::<web::Data<HttpState>>().and_then(|state| state.draw_id().ok());
+    drawn.map(|id| id.to_string()).unwrap_or_default()
+}
+
+fn preflight() -> HttpResponse {
+    HttpResponse::build(StatusCode::NO_CONTENT)
+        .insert_header((ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"))
+        .insert_header((ACCESS_CONTROL_ALLOW_HEADERS, "content-type, authorization, x-request-id"))
+        .insert_header((ACCESS_CONTROL_MAX_AGE, 86_400))
+        .finish()
+}
+
+/// The answer to a request that lacks a key it needs.
+fn refusal(request: &ServiceRequest) -> Option<HttpResponse> {
+    let state = request.app_data::<web::Data<HttpState>>()?;
+    let keys = &state.front.api_keys;
+    let path = request.path();
+    let probe = path == "/" && request.method() == Method::GET;
+    if keys.is_empty() || probe || OPEN_PATHS.contains(&path) {
+        return None;
+    }
+    let given = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(bearer_token);
+    if given.is_some_and(|given| is_known(keys, given)) {
+        return None;
+    }
+    let error = ApiError::new(ErrorKind::Unauthorised, "a valid API key is needed: Authorization: Bearer KEY");
+    Some(error.respond(Family::of_path(path)))
+}
+
+fn bearer_token(value: &str) -> Option<&str> {
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+/// Compares with every key in full, so that the time taken says nothing about them but their lengths.
+fn is_known(keys: &[Secret], given: &str) -> bool {
+    keys.iter().fold(false, |known, key| {
+        let key = key.expose().as_bytes();
+        let given = given.as_bytes();
+        let differing = key.iter().zip(given).fold(0_u8, |differing, (a, b)| differing | (a ^ b));
+        known | (differing == 0 && key.len() == given.len())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_match_whole() {
+        let keys = [Secret::new("0123456789abcdef"), Secret::new("fedcba9876543210")];
+        for (given, known) in [
+            ("0123456789abcdef", true),
+            ("fedcba9876543210", true),
+            ("0123456789abcde", false),
+            ("0123456789abcdef0", false),
+            ("", false),
+        ] {
+            assert_eq!(is_known(&keys, given), known, "{given}");
+        }
+    }
+
+    #[test]
+    fn the_scheme_is_bearer_in_any_case() {
+        assert_eq!(bearer_token("Bearer k"), Some("k"));
+        assert_eq!(bearer_token("bearer  k"), Some("k"));
+        assert_eq!(bearer_token("Bearer"), None);
+        assert_eq!(bearer_token("Basic k"), None);
+    }
+}

@@ -1,0 +1,41 @@
+//! `GET /v1/models` and `GET /v1/models/{id}`.
+
+use actix_web::HttpResponse;
+use actix_web::web::{Data, Path};
+use serde_json::{Value, json};
+
+use super::handlers::unknown_model;
+use crate::http::error::Family;
+use crate::http::state::HttpState;
+
+/// `GET /v1/models`.
+pub async fn list(state: Data<HttpState>) -> HttpResponse {
+    let models: Vec<Value> = names(&state).map(|name| describe(name, &state)).collect();
+    HttpResponse::Ok().json(json!({ "object": "list", "data": models }))
+}
+
+/// `GET /v1/models/{id}`.
+pub async fn one(id: Path<String>, state: Data<HttpState>) -> HttpResponse {
+    if state.model.answers_to(&id) {
+        HttpResponse::Ok().json(describe(&id, &state))
+    } else {
+        unknown_model(&id).respond(Family::OpenAi)
+    }
+}
+
+fn names(state: &HttpState) -> impl Iterator<Item = &str> {
+    let aliases = state.model.aliases.iter().map(String::as_str);
+    std::iter::once(state.model.name.as_str()).chain(aliases)
+}
+
+fn describe(name: &str, state: &HttpState) -> Value {
+    json!({
+        "id": name,
+        "object": "model",
+        "created": state.started_at,
+        "owned_by": "baton",
+        "root": state.model.name,
+        "parent": null,
+        "max_model_len": state.lengths.total(),
+    })
+}

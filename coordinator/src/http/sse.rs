@@ -1,0 +1,100 @@
+//! Server-sent events: an answer as a stream. The first token is there before the first byte is sent, so that every error
+//! before it has a status; every error after it is an event, and then the stream ends.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use actix_web::http::header::CACHE_CONTROL;
+use actix_web::web::Bytes;
+use actix_web::{HttpResponse, HttpResponseBuilder};
+use futures_util::stream;
+use serde::Serialize;
+use tokio::time::timeout;
+
+use super::error::{ApiError, ErrorKind};
+use super::serve::{Answer, Step};
+use super::shown::Shown;
+use crate::core::types::Completion;
+
+/// Sent while there is nothing to say, so that proxies keep the connection.
+const KEEP_ALIVE: &[u8] = b":\n\n";
+
+/// How an endpoint family words its events.
+pub trait Dialect: 'static {
+    /// Tokens that can be shown.
+    fn tokens(&mut self, shown: Vec<Shown>, events: &mut EventBuffer);
+    /// The last tokens and the end. `tail`: visible text that belongs to none of them.
+    fn end(&mut self, rest: Vec<Shown>, tail: &str, completion: &Completion, events: &mut EventBuffer);
+    /// The answer has failed.
+    fn failed(&mut self, error: &ApiError, events: &mut EventBuffer);
+}
+
+/// Events on their way out.
+#[derive(Debug, Default)]
+pub struct EventBuffer(Vec<u8>);
+
+impl EventBuffer {
+    /// Adds an event with `payload` as its JSON.
+    ///
+    /// # Errors
+    /// The payload cannot be serialised; nothing has been added.
+    pub fn json(&mut self, payload: &impl Serialize) -> Result<(), ApiError> {
+        let json = serde_json::to_string(payload)
+            .map_err(|_| ApiError::new(ErrorKind::Generation, "an event has no JSON form"))?;
+        self.text(&json);
+        Ok(())
+    }
+
+    /// Adds an event with `payload`, which has no line breaks.
+    pub fn text(&mut self, payload: &str) {
+        self.0.extend_from_slice(b"data: ");
+        self.0.extend_from_slice(payload.as_bytes());
+        self.0.extend_from_slice(b"\n\n");
+    }
+}
+
+/// Sends `answer` as a stream. `response` has the status and further headers.
+pub fn respond(mut response: HttpResponseBuilder, answer: Answer, dialect: impl Dialect, silence: Duration) -> HttpResponse {
+    let state = Sending { answer, dialect, silence, ended: false };
+    let body = stream::unfold(state, |mut state| async move {
+        let chunk = state.next().await?;
+        Some((Ok::<_, Infallible>(chunk), state))
+    });
+    response
+        .content_type("text/event-stream")
+        .insert_header((CACHE_CONTROL, "no-cache"))
+        .insert_header(("x-accel-buffering", "no"))
+        .streaming(body)
+}
+
+/// A stream that is being sent. Dropping it cancels the request.
+struct Sending<D> {
+    answer: Answer,
+    dialect: D,
+    silence: Duration,
+    ended: bool,
+}
+
+impl<D: Dialect> Sending<D> {
+    /// The next bytes; `None` at the end.
+    async fn next(&mut self) -> Option<Bytes> {
+        let mut events = EventBuffer::default();
+        while !self.ended && events.0.is_empty() {
+            match timeout(self.silence, self.answer.step()).await {
+                Err(_) => return Some(Bytes::from_static(KEEP_ALIVE)),
+                Ok(Step::Tokens(shown)) => self.dialect.tokens(shown, &mut events),
+                Ok(Step::End { rest, tail, completion }) => {
+                    self.ended = true;
+                    self.dialect.end(rest, &tail, &completion, &mut events);
+                    self.answer.timer.succeeded();
+                }
+                Ok(Step::Failed(error)) => {
+                    self.ended = true;
+                    self.answer.timer.failed(error.metric_label());
+                    self.dialect.failed(&error, &mut events);
+                }
+            }
+        }
+        (!events.0.is_empty()).then(|| Bytes::from(events.0))
+    }
+}

@@ -1,0 +1,192 @@
+//! What every handler shares: the cluster, the model's text side, limits, metrics.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_web::HttpRequest;
+use actix_web::web::Payload;
+use config::{Config, CoordinatorConfig, LimitsConfig};
+use model_files::TextModel;
+use protocol::ids::RequestId;
+use runtime::clock::Clock;
+
+use super::backend::Backend;
+use super::body::{Body, BodyReader};
+use super::error::{ApiError, ErrorKind};
+use super::json::fields::{FieldError, StopLimits};
+use super::lengths::Lengths;
+use crate::metrics::RequestMetrics;
+use crate::text::{LongWork, PromptError, PromptTokenizer};
+
+/// The model and the names it goes by.
+#[derive(Clone, Debug)]
+pub struct ServedModel {
+    /// The name that clients use.
+    pub name: String,
+    /// Further names that are accepted.
+    pub aliases: Vec<String>,
+    /// What the weights are multiplied in, as configured.
+    pub compute: config::Compute,
+    /// Tokenizer, end tokens, defaults.
+    pub text: TextModel,
+}
+
+impl ServedModel {
+    /// The configured name, or the one in the model's files.
+    pub fn new(model: &config::ModelConfig, text: TextModel) -> Self {
+        let name = if model.model_name.is_empty() { text.name.clone() } else { model.model_name.clone() };
+        Self { name, aliases: model.model_aliases.clone(), compute: model.compute, text }
+    }
+
+    /// True if `name` means this model.
+    pub fn answers_to(&self, name: &str) -> bool {
+        self.name == name || self.aliases.iter().any(|alias| alias == name)
+    }
+}
+
+/// Bodies up to this many bytes are checked where they are: that takes less than a tenth of a millisecond.
+const INLINE_BODY_BYTES: usize = 32_768;
+
+/// The text of `/metrics`.
+pub type RenderMetrics = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// See the head of the file.
+pub struct HttpState {
+    /// The cluster.
+    pub backend: Arc<dyn Backend>,
+    /// The model.
+    pub model: ServedModel,
+    /// Prompts to tokens.
+    pub prompts: PromptTokenizer,
+    /// What clients may ask for.
+    pub limits: LimitsConfig,
+    /// The same in tokens, with the model's own limit.
+    pub lengths: Lengths,
+    /// The front door's own settings.
+    pub front: CoordinatorConfig,
+    /// Request metrics.
+    pub metrics: Arc<RequestMetrics>,
+    /// All metrics of the process as text.
+    pub render_metrics: RenderMetrics,
+    /// The clock.
+    pub clock: Clock,
+    /// Seconds since 1970-01-01 UTC when the process began to serve.
+    pub started_at: u64,
+    bodies: BodyReader,
+    long_work: LongWork,
+}
+
+impl HttpState {
+    /// Puts together what the handlers need.
+    pub fn new(config: &Config, text: TextModel, backend: Arc<dyn Backend>, render_metrics: RenderMetrics) -> Self {
+        let clock = Clock;
+        let long_work = LongWork::new(config.coordinator.http_workers);
+        let model = ServedModel::new(&config.model, text);
+        let grace = Duration::from_millis(config.coordinator.request_head_timeout_ms);
+        Self {
+            prompts: PromptTokenizer::new(model.text.tokenizer.clone(), long_work.clone()),
+            long_work,
+            lengths: Lengths::new(&config.limits, model.text.max_position_embeddings),
+            bodies: BodyReader::new(config.limits.max_body_bytes, config.limits.max_queued_bytes, grace, clock),
+            metrics: Arc::new(RequestMetrics::new(&model.name, clock)),
+            limits: config.limits.clone(),
+            front: config.coordinator.clone(),
+            backend,
+            model,
+            render_metrics,
+            clock,
+            started_at: clock.unix_seconds(),
+        }
+    }
+
+    /// Reads a request's body.
+    ///
+    /// # Errors
+    /// See [`BodyReader::read`].
+    pub async fn read_body(&self, request: &HttpRequest, payload: Payload) -> Result<Body, ApiError> {
+        self.bodies.read(request.headers(), payload).await
+    }
+
+    /// Checks a body: here, or as long work if it is a large one.
+    ///
+    /// # Errors
+    /// Those of `check`, or the process stops.
+    pub async fn check_body<T: Send + 'static>(
+        &self,
+        body: &Body,
+        check: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if body.bytes.len() <= INLINE_BODY_BYTES {
+            return check(&body.bytes);
+        }
+        let bytes = body.bytes.clone();
+        self.long_work.run(move || check(&bytes)).await.map_err(stopped)?
+    }
+
+    /// The tokens of a prompt that came in `field`.
+    ///
+    /// # Errors
+    /// The tokenizer refuses it, or the process stops.
+    pub async fn encode(&self, field: &str, text: Arc<str>) -> Result<Vec<u32>, ApiError> {
+        self.prompts.encode(text).await.map_err(|error| match error {
+            PromptError::Refused(_) => FieldError::rule(field, format!("cannot be tokenised: {error}")).into(),
+            PromptError::Stopped => stopped(error),
+        })
+    }
+
+    /// A name for a new request.
+    ///
+    /// # Errors
+    /// The operating system gives no random bytes.
+    pub fn draw_id(&self) -> Result<RequestId, ApiError> {
+        draw().map(|bytes| RequestId(u128::from_le_bytes(bytes)))
+    }
+
+    /// A seed for a request that brings none; never 0.
+    ///
+    /// # Errors
+    /// The operating system gives no random bytes.
+    pub fn draw_seed(&self) -> Result<u64, ApiError> {
+        draw().map(|bytes| u64::from_le_bytes(bytes).max(1))
+    }
+
+    /// Smallest seed that a client may send.
+    pub fn least_seed(&self) -> u64 {
+        u64::from(!self.front.allow_seed_zero)
+    }
+
+    /// `top_k` of a sampled request that brings none; 0 = off.
+    pub fn default_top_k(&self) -> u32 {
+        self.model.text.generation_defaults.top_k.unwrap_or(self.front.default_top_k)
+    }
+
+    /// Longest silence in an event stream.
+    pub fn silence(&self) -> Duration {
+        Duration::from_millis(self.front.stream_keep_alive_ms)
+    }
+
+    /// Bounds of the stop strings on the TGI paths.
+    pub fn tgi_stop_limits(&self) -> StopLimits {
+        StopLimits {
+            strings: self.limits.max_stop_strings,
+            chars: self.limits.max_stop_string_chars,
+            total_chars: self.limits.max_stop_total_chars,
+        }
+    }
+
+    /// Bounds of the stop strings on the `/v1` paths: only their total length counts.
+    pub fn openai_stop_limits(&self) -> StopLimits {
+        StopLimits { strings: usize::MAX, chars: usize::MAX, total_chars: self.limits.max_stop_total_chars }
+    }
+}
+
+fn stopped(error: PromptError) -> ApiError {
+    ApiError::new(ErrorKind::Unavailable, error.to_string())
+}
+
+fn draw<const N: usize>() -> Result<[u8; N], ApiError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|_| ApiError::new(ErrorKind::Generation, "the system gives no random numbers"))?;
+    Ok(bytes)
+}

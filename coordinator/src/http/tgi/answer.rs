@@ -1,0 +1,119 @@
+//! The JSON of `/generate`'s answers, whole and in events.
+
+use model_files::TextTokenizer;
+use serde::Serialize;
+
+use crate::core::types::{Completion, Finish};
+use crate::http::shown::Shown;
+
+/// One token of the prompt or of the answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Token {
+    /// Token id.
+    pub id: u32,
+    /// Text the token adds; special tokens literally.
+    pub text: String,
+    /// Natural logarithm of its probability; none for the first token of a prompt.
+    pub logprob: Option<f32>,
+    /// Not part of the text.
+    pub special: bool,
+}
+
+impl Token {
+    /// A token of the answer. Its text is its part of the answer's text; a special token, which has none, is shown
+    /// literally.
+    pub fn generated(shown: &Shown) -> Self {
+        let token = &shown.token;
+        let literal = if token.special { token.text.as_str() } else { "" };
+        Self {
+            id: token.sampled.token,
+            text: format!("{}{literal}", shown.text),
+            logprob: Some(finite(token.sampled.logprob)),
+            special: token.special,
+        }
+    }
+
+    /// The tokens of a prompt. `logprobs`: those of the second token and the following ones.
+    pub fn of_prompt(prompt: &[u32], logprobs: &[f32], tokenizer: &TextTokenizer) -> Vec<Self> {
+        let mut decoder = tokenizer.incremental(false);
+        let token = |(index, &id): (usize, &u32)| Self {
+            id,
+            text: decoder.push(id),
+            logprob: index.checked_sub(1).and_then(|index| logprobs.get(index)).copied().map(finite),
+            special: tokenizer.is_special(id),
+        };
+        prompt.iter().enumerate().map(token).collect()
+    }
+}
+
+/// JSON has no infinity.
+pub fn finite(logprob: f32) -> f32 {
+    if logprob.is_finite() { logprob } else { -9999.0 }
+}
+
+/// Why an answer ended, in TGI's words. The limit wins over what else the last permitted token was.
+pub fn finish_reason(completion: &Completion) -> &'static str {
+    if completion.limit_reached {
+        return "length";
+    }
+    match completion.finish {
+        Finish::Length => "length",
+        Finish::Eos => "eos_token",
+        Finish::StopToken(_) | Finish::StopString(_) => "stop_sequence",
+    }
+}
+
+/// `details` of a whole answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Details {
+    /// `length`, `eos_token` or `stop_sequence`.
+    pub finish_reason: &'static str,
+    /// Tokens sampled on all nodes.
+    pub generated_tokens: u32,
+    /// Tokens of the prompt, after truncation.
+    pub prompt_tokens: usize,
+    /// The same, for newer clients.
+    pub input_length: usize,
+    /// Seed, given or drawn.
+    pub seed: u64,
+    /// The prompt's tokens, if asked for.
+    pub prefill: Vec<Token>,
+    /// The answer's tokens.
+    pub tokens: Vec<Token>,
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Generated {
+    /// Present if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub details: Option<Details>,
+    /// The text.
+    pub generated_text: String,
+}
+
+/// One event of a stream.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StreamEvent<'a> {
+    /// The token.
+    pub token: &'a Token,
+    /// The whole text, in the last event.
+    pub generated_text: Option<&'a str>,
+    /// In the last event, if asked for.
+    pub details: Option<StreamDetails>,
+}
+
+/// `details` of a stream's last event.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StreamDetails {
+    /// `length`, `eos_token` or `stop_sequence`.
+    pub finish_reason: &'static str,
+    /// Tokens sampled on all nodes.
+    pub generated_tokens: u32,
+    /// Seed, given or drawn.
+    pub seed: u64,
+    /// Tokens of the prompt, after truncation.
+    pub prompt_tokens: usize,
+    /// The same, for newer clients.
+    pub input_length: usize,
+}

@@ -1,0 +1,60 @@
+//! `/health`, `/ping` and `/info`.
+
+use actix_web::HttpResponse;
+use actix_web::web::Data;
+use serde_json::{Value, json};
+
+use crate::http::error::{ApiError, ErrorKind, Family};
+use crate::http::state::HttpState;
+
+/// `GET /health`, `/ping`, `/`: 200 while a request sent now would be worked on.
+pub async fn health(state: Data<HttpState>) -> HttpResponse {
+    if state.backend.status().is_ready() {
+        HttpResponse::Ok().finish()
+    } else {
+        ApiError::new(ErrorKind::Unhealthy, "unhealthy").respond(Family::Tgi)
+    }
+}
+
+/// `GET /info`: what is served, within which limits.
+pub async fn info(state: Data<HttpState>) -> HttpResponse {
+    HttpResponse::Ok().json(describe(&state))
+}
+
+fn describe(state: &HttpState) -> Value {
+    let model = &state.model;
+    let dtype = match model.compute {
+        config::Compute::Quantised => "quantised",
+        config::Compute::Float32 => "float32",
+    };
+    let device = "cpu";
+    let pipeline = "text-generation";
+    let version = env!("CARGO_PKG_VERSION");
+    json!({
+        "model_id": model.name,
+        "model_sha": null,
+        "model_dtype": dtype,
+        "model_device_type": device,
+        "model_pipeline_tag": pipeline,
+        "max_concurrent_requests": state.limits.max_concurrent_requests,
+        "max_best_of": 1,
+        "max_stop_sequences": state.limits.max_stop_strings,
+        "max_input_length": state.lengths.input,
+        "max_total_tokens": state.lengths.total(),
+        "waiting_served_ratio": null,
+        "max_batch_total_tokens": null,
+        "max_waiting_tokens": null,
+        "validation_workers": state.front.http_workers,
+        "version": version,
+        "sha": null,
+        "docker_label": null,
+        "models": [{
+            "model_id": model.name,
+            "model_sha": null,
+            "model_dtype": dtype,
+            "model_device_type": device,
+            "model_pipeline_tag": pipeline,
+            "max_total_tokens": state.lengths.total(),
+        }],
+    })
+}

@@ -1,0 +1,246 @@
+//! The body of `/generate` and its relatives, field by field.
+
+use std::borrow::Cow;
+
+use protocol::sampling::SamplingParams;
+
+use crate::http::error::{ApiError, ErrorKind};
+use crate::http::json::fields::{FieldError, Fields, Range, StopLimits, quoted};
+use crate::http::json::raw::{Kind, Raw};
+use crate::http::json::scan;
+use crate::http::sampling;
+use crate::http::state::HttpState;
+
+/// Most characters of an `adapter_id`.
+const MAX_ADAPTER_ID: usize = 256;
+/// Tokens generated if the client does not say.
+const DEFAULT_MAX_NEW_TOKENS: u32 = 20;
+/// Most of the API's 31-bit integers.
+const MAX_I31: i64 = 2_147_483_647;
+
+const BODY_FIELDS: &[&str] = &["inputs", "parameters", "stream"];
+const PARAMETER_FIELDS: &[&str] = &[
+    "adapter_id",
+    "best_of",
+    "decoder_input_details",
+    "details",
+    "do_sample",
+    "max_new_tokens",
+    "repetition_penalty",
+    "return_full_text",
+    "seed",
+    "stop",
+    "stop_sequences",
+    "temperature",
+    "top_k",
+    "top_p",
+    "truncate",
+    "typical_p",
+    "watermark",
+];
+
+/// What is right for `inputs`.
+const INPUTS: &str = "a non-empty string, or a non-empty list of {\"type\": \"text\", \"text\": ...}";
+
+/// What the checks need to know of configuration and model.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// Longest prompt, in characters.
+    pub max_input_chars: usize,
+    /// Bounds of stop strings.
+    pub stops: StopLimits,
+    /// 1, or 0 where seed 0 is allowed.
+    pub least_seed: u64,
+    /// The seed of a request that brings none.
+    pub fresh_seed: u64,
+    /// `top_k` of a sampled request that brings none.
+    pub default_top_k: u32,
+    /// Size of the vocabulary.
+    pub vocab_size: usize,
+}
+
+impl Rules {
+    /// The rules of a server; `fresh_seed` is drawn for this request.
+    pub fn new(state: &HttpState, fresh_seed: u64) -> Self {
+        Self {
+            max_input_chars: state.limits.max_input_chars,
+            stops: state.tgi_stop_limits(),
+            least_seed: state.least_seed(),
+            fresh_seed,
+            default_top_k: state.default_top_k(),
+            vocab_size: state.model.text.vocab_size,
+        }
+    }
+}
+
+/// A checked request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerateRequest {
+    /// The prompt.
+    pub inputs: String,
+    /// `stream` of the body, for the paths that have it.
+    pub stream: bool,
+    /// Tell about the tokens.
+    pub details: bool,
+    /// Tell about the prompt's tokens too.
+    pub prompt_details: bool,
+    /// Put the prompt in front of the answer.
+    pub return_full_text: bool,
+    /// Most tokens to generate.
+    pub max_new_tokens: u32,
+    /// Keep only so many tokens at the end of the prompt.
+    pub truncate: Option<usize>,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+    /// Strings that end the answer.
+    pub stop: Vec<String>,
+}
+
+/// Checks a body.
+///
+/// # Errors
+/// What is wrong, with the field, its value and what would be right.
+pub fn parse(body: &[u8], rules: &Rules) -> Result<GenerateRequest, ApiError> {
+    let raw = scan::check(body)?;
+    if raw.kind() != Kind::Object {
+        let message = format!("the body is {}, but must be a JSON object", raw.shown());
+        return Err(ApiError::new(ErrorKind::Invalid, message));
+    }
+    let fields = Fields::of_object(raw, "", BODY_FIELDS)?;
+    let inputs = inputs(&fields, rules.max_input_chars)?;
+    let stream = fields.bool("stream")?.unwrap_or(false);
+    let parameters = match fields.object("parameters", "parameters.", PARAMETER_FIELDS)? {
+        Some(parameters) => parameters,
+        None => Fields::of_object(Raw::EMPTY_OBJECT, "parameters.", PARAMETER_FIELDS)?,
+    };
+    refuse_unbuilt(&parameters)?;
+    let prompt_details = parameters.bool("decoder_input_details")?.unwrap_or(false);
+    Ok(GenerateRequest {
+        inputs,
+        stream,
+        details: parameters.bool("details")?.unwrap_or(false) || prompt_details,
+        prompt_details,
+        return_full_text: parameters.bool("return_full_text")?.unwrap_or(false),
+        max_new_tokens: positive(&parameters, "max_new_tokens")?.unwrap_or(DEFAULT_MAX_NEW_TOKENS),
+        truncate: positive(&parameters, "truncate")?.map(|tokens| tokens as usize),
+        sampling: sampling_of(&parameters, rules)?,
+        stop: stop(&parameters, rules.stops)?,
+    })
+}
+
+fn positive(fields: &Fields<'_>, name: &str) -> Result<Option<u32>, FieldError> {
+    Ok(fields.int(name, 1, MAX_I31)?.and_then(|value| u32::try_from(value).ok()))
+}
+
+fn inputs(fields: &Fields<'_>, max_chars: usize) -> Result<String, FieldError> {
+    let raw = fields.get("inputs").ok_or_else(|| fields.missing("inputs", INPUTS))?;
+    let inputs = match raw.kind() {
+        Kind::String => raw.string().map(Cow::into_owned).unwrap_or_default(),
+        Kind::List => concatenated(raw)?,
+        Kind::Null | Kind::Bool | Kind::Number | Kind::Object => return Err(FieldError::wrong("inputs", raw, INPUTS)),
+    };
+    if inputs.is_empty() {
+        return Err(FieldError::wrong("inputs", raw, INPUTS));
+    }
+    let chars = inputs.chars().count();
+    if chars > max_chars {
+        let problem = format!("has {chars} characters, but must have at most {max_chars}");
+        return Err(FieldError::rule("inputs", problem));
+    }
+    Ok(inputs)
+}
+
+/// The texts of a list of items, without anything between them. An item that names a medium is refused without a look
+/// at what it names.
+fn concatenated(list: Raw<'_>) -> Result<String, FieldError> {
+    let mut text = String::new();
+    for (index, item) in list.elements().enumerate() {
+        let path = |name: &str| format!("inputs[{index}]{name}");
+        if item.kind() != Kind::Object {
+            return Err(FieldError::wrong(path(""), item, "an object with \"type\": \"text\" and a non-empty \"text\""));
+        }
+        let fields = Fields::of_object(item, "", &["type", "text"])
+            .map_err(|error| FieldError::rule(path(&format!(".{}", error.field)), error.problem))?;
+        let kind = fields.get("type").and_then(Raw::string);
+        match kind.as_deref() {
+            Some("text") => {}
+            Some(kind @ ("image_url" | "video_url" | "audio_url")) => {
+                let problem = format!("is {}, but must be \"text\": this model reads text only", quoted(kind));
+                return Err(FieldError::rule(path(".type"), problem));
+            }
+            Some(kind) => {
+                let problem = format!("is {}, but must be \"text\"", quoted(kind));
+                return Err(FieldError::rule(path(".type"), problem));
+            }
+            None => return Err(FieldError::rule(path(".type"), "is missing or not a string: it must be \"text\"")),
+        }
+        match fields.get("text").and_then(Raw::string) {
+            Some(part) if !part.is_empty() => text.push_str(&part),
+            _ => return Err(FieldError::rule(path(".text"), "is missing or empty: it must be a non-empty string")),
+        }
+    }
+    Ok(text)
+}
+
+/// Fields that are part of the API and do not work yet: refused where they would change the answer.
+fn refuse_unbuilt(fields: &Fields<'_>) -> Result<(), ApiError> {
+    if fields.bool("watermark")?.unwrap_or(false) {
+        return Err(ApiError::not_supported_yet("watermark"));
+    }
+    if fields.int("best_of", 1, MAX_I31)?.unwrap_or(1) > 1 {
+        return Err(ApiError::not_supported_yet("best_of"));
+    }
+    let expected = "a string of 1 to 256 letters, digits or any of . - _ /";
+    let Some(adapter) = fields.string("adapter_id", expected)? else {
+        return Ok(());
+    };
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | '/');
+    if adapter.is_empty() || adapter.len() > MAX_ADAPTER_ID || !adapter.chars().all(legal) {
+        let problem = format!("is {}, but must be {expected}", quoted(&adapter));
+        return Err(FieldError::rule(fields.path("adapter_id"), problem).into());
+    }
+    if adapter == "None" { Ok(()) } else { Err(ApiError::not_supported_yet("adapter_id")) }
+}
+
+/// `stop`, followed by its alias `stop_sequences`.
+fn stop(fields: &Fields<'_>, limits: StopLimits) -> Result<Vec<String>, FieldError> {
+    let mut stops = fields.stop_strings("stop", limits)?;
+    let more = fields.stop_strings("stop_sequences", limits)?;
+    stops.extend(more);
+    Ok(stops)
+}
+
+fn sampling_of(fields: &Fields<'_>, rules: &Rules) -> Result<SamplingParams, FieldError> {
+    let do_sample = fields.bool("do_sample")?;
+    let temperature = fields.float("temperature", Range::above(1e-6))?;
+    let top_k = positive(fields, "top_k")?;
+    let top_p = fields.float("top_p", Range::between(1e-6, 1.0))?;
+    let typical_p = fields.float("typical_p", Range::above_to(0.0, 1.0))?;
+    let penalty = fields.float("repetition_penalty", Range::above(0.0))?;
+    let seed = fields.u64_from("seed", rules.least_seed)?.unwrap_or(rules.fresh_seed);
+
+    let mut sampling = sampling::greedy(seed);
+    sampling.repetition_penalty = penalty.map_or(1.0, sampling::factor);
+    // Only what the client itself sets asks for sampling; the model's own defaults do not.
+    let asked = temperature.is_some_and(|temperature| temperature != 1.0)
+        || top_k.is_some()
+        || top_p.is_some()
+        || typical_p.is_some_and(|typical_p| typical_p < 1.0);
+    if do_sample.unwrap_or(asked) {
+        sampling.greedy = false;
+        sampling.temperature = temperature.map_or(1.0, sampling::factor);
+        sampling.top_k = sampling::top_k(top_k.unwrap_or(rules.default_top_k), rules.vocab_size);
+        sampling.top_p = top_p.map_or(1.0, sampling::mass);
+        sampling.typical_p = typical_p.map_or(1.0, sampling::mass);
+    }
+    Ok(sampling)
+}
+
+/// The message for a request that wants its prompt's details in a stream.
+pub fn refuse_prompt_details_in_stream(request: &GenerateRequest) -> Result<(), ApiError> {
+    if !request.prompt_details {
+        return Ok(());
+    }
+    let problem = "is true, but must be false or absent in a stream";
+    Err(FieldError::rule("parameters.decoder_input_details", problem).into())
+}

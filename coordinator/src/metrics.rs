@@ -1,0 +1,263 @@
+//! What `/metrics` tells about requests. Each name stands here once; the HTTP layer records, the driver's snapshot feeds
+//! the gauges.
+//!
+//! Three families of names, because three kinds of dashboards exist: `baton_*` with vLLM's words, TGI's `tgi_*`, and the
+//! plain words of the server that the API is modelled on. A number that goes by several names is recorded once here.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use runtime::clock::Clock;
+
+use crate::core::types::ClusterStatus;
+
+/// Requests that came in, refused ones included.
+pub const REQUESTS: [&str; 2] = ["tgi_request_count", "request_received_total"];
+/// Requests answered in full.
+pub const SUCCESSES: [&str; 2] = ["tgi_request_success", "request_success_total"];
+/// Requests not answered; label `err` is TGI's error type, or `cancelled` if the client left.
+pub const FAILURES: [&str; 2] = ["tgi_request_failure", "request_failed_total"];
+/// Prompt tokens of admitted requests.
+pub const PROMPT_TOKENS: [&str; 2] = ["baton_prompt_tokens_total", "prompt_tokens_total"];
+/// Tokens handed to clients.
+pub const GENERATION_TOKENS: [&str; 2] = ["baton_generation_tokens_total", "generation_tokens_total"];
+/// Arrival to first token, in seconds.
+pub const TTFT: [&str; 2] = ["baton_time_to_first_token_seconds", "time_to_first_token_seconds"];
+/// Gap between two tokens, in seconds.
+pub const ITL: [&str; 2] = ["baton_inter_token_latency_seconds", "time_per_output_token_seconds"];
+/// Arrival to the end of the answer, in seconds.
+pub const E2E: [&str; 3] = ["baton_e2e_request_latency_seconds", "e2e_request_latency_seconds", "tgi_request_duration"];
+/// Arrival to submission (reading, checking, tokenising), in seconds.
+pub const VALIDATION: &str = "tgi_request_validation_duration";
+/// Submission to the start of the prefill, in seconds.
+pub const QUEUE: &str = "tgi_request_queue_duration";
+/// Start of the prefill to the end of the answer, in seconds.
+pub const INFERENCE: &str = "tgi_request_inference_duration";
+/// [`INFERENCE`] per generated token, in seconds.
+pub const TIME_PER_TOKEN: &str = "tgi_request_mean_time_per_token_duration";
+/// Generated tokens of an answer.
+pub const GENERATED: &str = "tgi_request_generated_tokens";
+/// Prompt tokens of a request.
+pub const INPUT_LENGTH: &str = "tgi_request_input_length";
+/// Token limit of a request, after clamping.
+pub const MAX_NEW_TOKENS: &str = "tgi_request_max_new_tokens";
+/// Requests in the coordinator's queue.
+pub const WAITING: [&str; 3] = ["baton_num_requests_waiting", "num_requests_waiting", "tgi_queue_size"];
+/// Requests that nodes work on.
+pub const RUNNING: [&str; 2] = ["baton_num_requests_running", "num_requests_running"];
+/// Sequences in the decode nodes' batches.
+pub const BATCH_SIZE: &str = "tgi_batch_current_size";
+/// Connected nodes, label `role`.
+pub const NODES: &str = "baton_nodes";
+
+/// The value of label `err` of a request whose client went away.
+const CANCELLED: &str = "cancelled";
+
+/// Handles of all request metrics, made once: recording takes no look-up.
+pub struct RequestMetrics {
+    model: String,
+    clock: Clock,
+    requests: Vec<Counter>,
+    successes: Vec<Counter>,
+    prompt_tokens: Vec<Counter>,
+    generation_tokens: Vec<Counter>,
+    ttft: Vec<Histogram>,
+    itl: Vec<Histogram>,
+    e2e: Vec<Histogram>,
+    validation: Histogram,
+    queue: Histogram,
+    inference: Histogram,
+    time_per_token: Histogram,
+    generated: Histogram,
+    input_length: Histogram,
+    max_new_tokens: Histogram,
+    waiting: Vec<Gauge>,
+    running: Vec<Gauge>,
+    batch_size: Gauge,
+}
+
+impl RequestMetrics {
+    /// Registers the metrics with the process's recorder; `model` is the label `model_name`.
+    pub fn new(model: &str, clock: Clock) -> Self {
+        let counters = |names: &[&'static str]| {
+            names.iter().map(|name| counter!(*name, "model_name" => model.to_owned())).collect()
+        };
+        let one = |name: &'static str| histogram!(name, "model_name" => model.to_owned());
+        let histograms = |names: &[&'static str]| names.iter().map(|name| one(name)).collect();
+        let gauges =
+            |names: &[&'static str]| names.iter().map(|name| gauge!(*name, "model_name" => model.to_owned())).collect();
+        Self {
+            model: model.to_owned(),
+            clock,
+            requests: counters(&REQUESTS),
+            successes: counters(&SUCCESSES),
+            prompt_tokens: counters(&PROMPT_TOKENS),
+            generation_tokens: counters(&GENERATION_TOKENS),
+            ttft: histograms(&TTFT),
+            itl: histograms(&ITL),
+            e2e: histograms(&E2E),
+            validation: one(VALIDATION),
+            queue: one(QUEUE),
+            inference: one(INFERENCE),
+            time_per_token: one(TIME_PER_TOKEN),
+            generated: one(GENERATED),
+            input_length: one(INPUT_LENGTH),
+            max_new_tokens: one(MAX_NEW_TOKENS),
+            waiting: gauges(&WAITING),
+            running: gauges(&RUNNING),
+            batch_size: gauge!(BATCH_SIZE, "model_name" => model.to_owned()),
+        }
+    }
+
+    /// Starts the clock of a request that has just arrived.
+    pub fn arrived(self: &Arc<Self>) -> RequestTimer {
+        add(&self.requests, 1);
+        RequestTimer {
+            metrics: Arc::clone(self),
+            arrived: self.clock.now(),
+            submitted: None,
+            first: None,
+            last: None,
+            queue: Duration::ZERO,
+            tokens: 0,
+            ended: false,
+        }
+    }
+
+    /// Sets the gauges from what the driver says.
+    pub fn observe(&self, status: &ClusterStatus) {
+        set(&self.waiting, status.queued);
+        set(&self.running, status.running);
+        let of_role = |role: protocol::ids::Role| status.nodes.iter().filter(move |node| node.role == role);
+        let decode = protocol::ids::Role::Decode;
+        self.batch_size.set(of_role(decode).map(|node| f64::from(node.running)).sum::<f64>());
+        for role in [protocol::ids::Role::Prefill, decode] {
+            gauge!(NODES, "role" => role.as_str()).set(of_role(role).count() as f64);
+        }
+    }
+}
+
+fn add(counters: &[Counter], amount: u64) {
+    for counter in counters {
+        counter.increment(amount);
+    }
+}
+
+fn set(gauges: &[Gauge], value: usize) {
+    for gauge in gauges {
+        gauge.set(value as f64);
+    }
+}
+
+fn record(histograms: &[Histogram], value: Duration) {
+    for histogram in histograms {
+        histogram.record(value.as_secs_f64());
+    }
+}
+
+/// The clock of one request. Dropped without an end it counts as cancelled: its client went away.
+pub struct RequestTimer {
+    metrics: Arc<RequestMetrics>,
+    arrived: Instant,
+    submitted: Option<Instant>,
+    first: Option<Instant>,
+    last: Option<Instant>,
+    queue: Duration,
+    tokens: u32,
+    ended: bool,
+}
+
+/// How long the parts of a request took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Durations {
+    /// Arrival to now.
+    pub total: Duration,
+    /// Arrival to submission.
+    pub validation: Duration,
+    /// Submission to the start of the prefill.
+    pub queue: Duration,
+    /// Start of the prefill to now.
+    pub inference: Duration,
+    /// `inference` per token.
+    pub per_token: Duration,
+}
+
+impl RequestTimer {
+    /// The request is valid and goes to the cluster.
+    pub fn submitted(&mut self, prompt_tokens: usize, max_tokens: u32) {
+        let now = self.metrics.clock.now();
+        self.submitted = Some(now);
+        self.metrics.validation.record((now - self.arrived).as_secs_f64());
+        self.metrics.input_length.record(prompt_tokens as f64);
+        self.metrics.max_new_tokens.record(f64::from(max_tokens));
+    }
+
+    /// The cluster took the request.
+    pub fn admitted(&self, prompt_tokens: usize) {
+        add(&self.metrics.prompt_tokens, prompt_tokens as u64);
+    }
+
+    /// The prompt has been computed; the request had waited for `queue` since submission.
+    pub fn prefilled(&mut self, queue: Duration) {
+        self.queue = queue;
+        self.metrics.queue.record(queue.as_secs_f64());
+    }
+
+    /// One more token is on its way to the client.
+    pub fn token(&mut self) {
+        let now = self.metrics.clock.now();
+        match self.last {
+            None => {
+                self.first = Some(now);
+                record(&self.metrics.ttft, now - self.arrived);
+            }
+            Some(last) => record(&self.metrics.itl, now - last),
+        }
+        self.last = Some(now);
+        self.tokens += 1;
+        add(&self.metrics.generation_tokens, 1);
+    }
+
+    /// The durations up to now.
+    pub fn durations(&self) -> Durations {
+        let now = self.metrics.clock.now();
+        let submitted = self.submitted.unwrap_or(now);
+        let inference = (now - submitted).saturating_sub(self.queue);
+        Durations {
+            total: now - self.arrived,
+            validation: submitted - self.arrived,
+            queue: self.queue,
+            inference,
+            per_token: inference / self.tokens.max(1),
+        }
+    }
+
+    /// The answer is complete.
+    pub fn succeeded(&mut self) -> Durations {
+        let durations = self.durations();
+        self.ended = true;
+        add(&self.metrics.successes, 1);
+        record(&self.metrics.e2e, durations.total);
+        self.metrics.inference.record(durations.inference.as_secs_f64());
+        self.metrics.time_per_token.record(durations.per_token.as_secs_f64());
+        self.metrics.generated.record(f64::from(self.tokens));
+        durations
+    }
+
+    /// There is no complete answer; `label` is TGI's error type.
+    pub fn failed(&mut self, label: &'static str) {
+        self.ended = true;
+        for name in FAILURES {
+            counter!(name, "model_name" => self.metrics.model.clone(), "err" => label).increment(1);
+        }
+    }
+}
+
+impl Drop for RequestTimer {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.failed(CANCELLED);
+        }
+    }
+}
