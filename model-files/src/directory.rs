@@ -38,6 +38,10 @@ impl ModelDirectory {
     /// # Errors
     /// [`ModelFilesError`] naming the file that is missing or wrong.
     pub fn open(path: &Path) -> Result<Self, ModelFilesError> {
+        if !path.join("config.json").is_file() {
+            let what = "holds no config.json; give a model directory in the hub's layout, or the path of a GGUF file";
+            return Err(ModelFilesError::invalid(path, what));
+        }
         let config = read_json(&path.join("config.json"), MAX_CONFIG_BYTES)?;
         if !config.is_object() {
             return Err(ModelFilesError::invalid(

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use model_files::gguf::Header;
 use model_files::{GgmlType, ModelFiles, RenderInput, Source, TextModel};
 use serde_json::{Value, json};
 
@@ -141,4 +142,25 @@ fn the_chat_template_renders_and_becomes_special_tokens() {
     input.add_generation_prompt = false;
     let expected = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n";
     assert_eq!(template.render(&input).unwrap(), expected);
+}
+
+#[test]
+fn the_file_cut_anywhere_is_refused() {
+    let files = open();
+    let Source::Gguf(file) = files.source() else {
+        panic!("a GGUF file")
+    };
+    let bytes = file.bytes();
+    let starts: Vec<usize> = file
+        .tensors()
+        .iter()
+        .map(|tensor| usize::try_from(tensor.bytes.start).unwrap())
+        .collect();
+    // Around every tensor's begin, and at sixty places of the header.
+    let data_start = usize::try_from(file.header().data_start()).unwrap();
+    let header = (0..60).map(|part| data_start / 60 * part + part);
+    for length in header.chain(starts.iter().flat_map(|&start| [start, start + 1]).step_by(40)) {
+        assert!(Header::parse(&bytes[..length]).is_err(), "cut at {length}");
+    }
+    assert!(Header::parse(&bytes[..bytes.len() - 1]).is_err());
 }

@@ -95,6 +95,10 @@ impl Header {
             header.read_metadata(&mut reader)?;
         }
         header.alignment = header.read_alignment(bytes)?;
+        match header.get(bytes, "split.count").and_then(|value| value.as_u64()) {
+            Some(parts) if parts > 1 => return Err(GgufProblem::Split(parts)),
+            _ => {}
+        }
 
         let mut raw = Vec::new();
         for _ in 0..tensor_count {

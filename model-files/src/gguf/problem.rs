@@ -86,6 +86,9 @@ pub enum GgufProblem {
     /// A key that must be there is not.
     #[error("key `{0}` is missing")]
     MissingKey(String),
+    /// One of several files that make up a model.
+    #[error("key `split.count` is {0}: this is one part of a model; merge the parts into one file")]
+    Split(u64),
     /// A tensor that must be there is not.
     #[error("tensor `{0}` is missing")]
     MissingTensor(String),

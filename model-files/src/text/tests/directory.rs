@@ -153,7 +153,7 @@ fn what_is_missing_or_wrong_is_named() {
     };
     let index = "model.safetensors.index.json";
     let cases: Vec<(Damage, &str)> = vec![
-        (remove("config.json"), "config.json: No such file"),
+        (remove("config.json"), "holds no config.json"),
         (remove("tokenizer.json"), "tokenizer.json: No such file"),
         (
             remove("model.safetensors"),

@@ -144,6 +144,28 @@ fn llama3_takes_known_words_whole() {
 }
 
 #[test]
+fn qwen2_normalises_before_it_splits() {
+    // é as one character is the bytes c3 a9; as e and an accent it is 65 cc 81.
+    let tokens = ["<|bos|>", "e", "Ã", "©", "Ì", "\u{123}", "Ã©"];
+    let builder = |pre: &str| {
+        let builder = with(base(pre), "tokenizer.ggml.tokens", Some(strings(&tokens)));
+        let builder = with(
+            builder,
+            "tokenizer.ggml.token_type",
+            Some(Put::U32s(vec![3, 1, 1, 1, 1, 1, 1])),
+        );
+        with(builder, "tokenizer.ggml.merges", Some(strings(&["Ã ©"])))
+    };
+    for text in ["é", "e\u{301}"] {
+        assert_eq!(load(&builder("qwen2")).unwrap().tokenizer.encode(text).unwrap(), [6]);
+    }
+    assert_eq!(
+        load(&builder("gpt-2")).unwrap().tokenizer.encode("e\u{301}").unwrap(),
+        [1, 4, 5]
+    );
+}
+
+#[test]
 fn wrong_files_are_refused_by_key() {
     let key = |name: &str| format!("tokenizer.ggml.{name}");
     let u32s = |numbers: &[u32]| Some(Put::U32s(numbers.into()));
