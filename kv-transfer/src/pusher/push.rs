@@ -1,0 +1,180 @@
+//! One handoff as the prefill node holds it: the compute thread's handle and the job's end.
+
+use bytes::Bytes;
+use protocol::kv::KvLayout;
+use protocol::sampling::SampledToken;
+use protocol::transfer::{PushMessage, PushReply};
+use runtime::clock::Clock;
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::PushSettings;
+use super::pump::{Handoff, Item, pump};
+use crate::core::{Extent, Part, SendError, check_part};
+use crate::error::TransferError;
+use crate::staging::{NoRoom, Staging};
+use crate::stats::{TransferStats, publish_push};
+use crate::transport::{Incoming, Outgoing};
+
+/// Pushed pieces that wait to be cut. Their bytes are bounded by the staging budget.
+const QUEUE: usize = 1_024;
+
+/// Why a piece was not taken.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum PushError {
+    /// No room now: push it again later, nothing is lost.
+    #[error("staging is full")]
+    Full,
+    /// More than the whole staging budget: push smaller pieces.
+    #[error("payload of {bytes} bytes is more than transfer.staging_bytes = {staging_bytes}")]
+    TooLarge {
+        /// Bytes of the payload.
+        bytes: usize,
+        /// The budget.
+        staging_bytes: usize,
+    },
+    /// The handoff is over; [`Push::failed`] says why.
+    #[error("the handoff is over")]
+    Closed,
+    /// Not part of the handoff.
+    #[error(transparent)]
+    Invalid(#[from] SendError),
+}
+
+/// Takes computed KV from any thread. Clones feed the same handoff.
+#[derive(Clone)]
+pub struct PushHandle {
+    queue: mpsc::Sender<Item>,
+    staging: Staging,
+    layout: KvLayout,
+    extent: Extent,
+}
+
+impl PushHandle {
+    /// Hands over the bytes of `part`, in canonical order. Never blocks: if the network is behind and the staging budget
+    /// used up, the answer is [`PushError::Full`], and the caller tries again later. `Bytes` are not copied.
+    pub fn try_push(&self, part: Part, payload: Bytes) -> Result<(), PushError> {
+        self.check(&part, &payload)?;
+        let place = self.queue.try_reserve().map_err(|error| match error {
+            mpsc::error::TrySendError::Full(()) => PushError::Full,
+            mpsc::error::TrySendError::Closed(()) => PushError::Closed,
+        })?;
+        let payload = self
+            .staging
+            .try_stage(&payload)
+            .map_err(|error| self.no_room(error, &payload))?;
+        place.send(Item::Piece { part, payload });
+        Ok(())
+    }
+
+    /// Like [`try_push`](Self::try_push), but waits for room; at most until the handoff ends. Cancel-safe.
+    pub async fn push(&self, part: Part, payload: Bytes) -> Result<(), PushError> {
+        self.check(&part, &payload)?;
+        let staged = tokio::select! {
+            biased;
+            () = self.queue.closed() => return Err(PushError::Closed),
+            staged = self.staging.stage(&payload) => staged.map_err(|error| self.no_room(error, &payload))?,
+        };
+        self.queue
+            .send(Item::Piece { part, payload: staged })
+            .await
+            .map_err(|_| PushError::Closed)
+    }
+
+    fn check(&self, part: &Part, payload: &Bytes) -> Result<(), PushError> {
+        Ok(check_part(part, payload.len(), &self.layout, self.extent)?)
+    }
+
+    fn no_room(&self, error: NoRoom, payload: &Bytes) -> PushError {
+        match error {
+            NoRoom::Full => PushError::Full,
+            NoRoom::TooLarge => PushError::TooLarge {
+                bytes: payload.len(),
+                staging_bytes: self.staging.total(),
+            },
+        }
+    }
+}
+
+/// One handoff. Dropping it cancels: the stream is reset and the decode node frees the reservation.
+pub struct Push {
+    handle: PushHandle,
+    done: oneshot::Receiver<Result<TransferStats, TransferError>>,
+    failure: Option<TransferError>,
+    _cancel: DropGuard,
+}
+
+impl Push {
+    pub(super) fn spawn<F, O, I>(settings: PushSettings, connect: F, handoff: Handoff) -> Self
+    where
+        F: Future<Output = Result<(O, I), TransferError>> + Send + 'static,
+        O: Outgoing<PushMessage> + 'static,
+        I: Incoming<PushReply> + 'static,
+    {
+        let (queue, items) = mpsc::channel(QUEUE);
+        let (sender, done) = oneshot::channel();
+        let cancel = CancellationToken::new();
+        let cancelled = cancel.clone();
+        let (staging, layout, extent) = (settings.staging.clone(), settings.layout, handoff.extent);
+        tokio::spawn(async move {
+            let mut stats = TransferStats::default();
+            let result = tokio::select! {
+                biased;
+                () = cancelled.cancelled() => Err(TransferError::Cancelled),
+                result = pump(&settings, connect, handoff, items, &mut stats) => result,
+            };
+            publish_push(&stats, result.is_ok());
+            // Nobody listens any more if the push was dropped.
+            drop(sender.send(result.map(|()| stats)));
+        });
+        let handle = PushHandle {
+            queue,
+            staging,
+            layout,
+            extent,
+        };
+        Self {
+            handle,
+            done,
+            failure: None,
+            _cancel: cancel.drop_guard(),
+        }
+    }
+
+    /// A handle for the compute thread.
+    pub fn staging(&self) -> PushHandle {
+        self.handle.clone()
+    }
+
+    /// Waits until the handoff fails; for ever if it does not. For jobs that should stop computing then. Cancel-safe.
+    pub async fn failed(&mut self) -> TransferError {
+        if let Some(error) = &self.failure {
+            return error.clone();
+        }
+        let error = match (&mut self.done).await {
+            Ok(Err(error)) => error,
+            // A handoff only succeeds by `commit`, which consumes it.
+            Ok(Ok(_)) | Err(_) => TransferError::Cancelled,
+        };
+        self.failure.insert(error).clone()
+    }
+
+    /// Ends the handoff once everything has been pushed: `num_tokens` tokens of KV and the token sampled after them. Returns
+    /// when the decode node has taken the sequence over, or why it has not; at the latest at the handoff's deadline.
+    pub async fn commit(self, num_tokens: u32, first_token: SampledToken) -> Result<TransferStats, TransferError> {
+        if let Some(error) = self.failure {
+            return Err(error);
+        }
+        let item = Item::Commit {
+            num_tokens,
+            first_token,
+            called: Clock.now(),
+        };
+        // A closed queue means that the handoff has failed: `done` says why.
+        if self.handle.queue.send(item).await.is_err() {
+            tracing::debug!("handoff ended before its commit");
+        }
+        self.done.await.unwrap_or(Err(TransferError::Cancelled))
+    }
+}
