@@ -1,12 +1,23 @@
 //! Requests and a text in which every token is a byte: for the tests of the core.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use protocol::ids::RequestId;
+use protocol::PROTOCOL_VERSION;
+use protocol::control::Hello;
+use protocol::ids::{NodeId, RequestId, Role};
+use protocol::kv::{KvDtype, KvLayout, ModelIdentity};
 use protocol::sampling::{SampledToken, SamplingParams, StopRules};
 
+use super::admission::AdmissionLimits;
+use super::cluster::ClusterSettings;
 use super::ledger::{Detokenizer, TextDecoder};
+use super::nodes::TextIdentity;
+use super::request::RequestLimits;
 use super::types::ServeRequest;
+
+/// Tokens of a block of [`hello`]'s layout.
+pub(crate) const BLOCK_TOKENS: u32 = 4;
 
 /// Ends a sequence; special, and hidden text `</s>`.
 pub(crate) const EOS: u32 = 256;
@@ -75,4 +86,50 @@ pub(crate) fn request(id: u128, prompt: usize, max_tokens: u32) -> ServeRequest 
 /// A sampled token.
 pub(crate) fn sampled(position: u32, token: u32) -> SampledToken {
     SampledToken { position, token, logprob: -0.5, raw_logprob: -0.25, top_logprobs: Vec::new() }
+}
+
+/// Settings whose deadlines all differ.
+pub(crate) fn settings() -> ClusterSettings {
+    ClusterSettings {
+        request: RequestLimits {
+            queue_timeout: Duration::from_secs(60),
+            reserve_timeout: Duration::from_secs(5),
+            prefill_timeout: Duration::from_secs(120),
+            handoff_timeout: Duration::from_secs(30),
+            inter_token_timeout: Duration::from_secs(20),
+            max_restarts: 2,
+            max_migrations: 2,
+        },
+        admission: AdmissionLimits { max_concurrent_requests: 64, max_queued_requests: 32, max_queued_bytes: 1 << 20 },
+        text: TextIdentity { tokenizer_hash: 7, vocab_size: 258 },
+        prefill_window_tokens: 64,
+    }
+}
+
+/// A node with `total_blocks` blocks of [`BLOCK_TOKENS`] tokens.
+pub(crate) fn hello(role: Role, node: &str, boot: u64, total_blocks: u32) -> Hello {
+    Hello {
+        protocol_version: PROTOCOL_VERSION,
+        node: NodeId(node.to_owned()),
+        boot,
+        role,
+        address: format!("{node}.test:1"),
+        model: ModelIdentity {
+            architecture: "llama".to_owned(),
+            vocab_size: 258,
+            tokenizer_hash: 7,
+            weights_hash: 9,
+            numerics: "float32/portable".to_owned(),
+        },
+        layout: KvLayout {
+            num_layers: 2,
+            num_kv_heads: 1,
+            head_dim: 4,
+            block_tokens: BLOCK_TOKENS,
+            dtype: KvDtype::F32,
+        },
+        total_blocks,
+        max_num_seqs: 16,
+        max_seq_len: 4096,
+    }
 }

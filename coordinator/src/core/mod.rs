@@ -1,7 +1,12 @@
 //! Everything the coordinator decides. Pure: facts in, actions out; time is an argument.
 #![deny(clippy::wildcard_enum_match_arm)]
 
+pub mod admission;
+pub mod cluster;
 pub mod ledger;
+pub mod nodes;
+pub mod request;
+pub mod routing;
 pub mod stop;
 pub mod types;
 

@@ -1,0 +1,45 @@
+//! What must hold between any two facts; for tests.
+
+use std::collections::BTreeSet;
+
+use super::Cluster;
+use crate::core::request::State;
+
+impl Cluster {
+    /// Panics if books, queues and timers do not agree with the requests.
+    pub(crate) fn assert_consistent(&self) {
+        let mut held = BTreeSet::new();
+        let (mut queued, mut bytes) = (BTreeSet::new(), 0);
+        let mut stranded = BTreeSet::new();
+        let mut timers = BTreeSet::new();
+        for (id, entry) in &self.requests {
+            let place = (entry.number, *id);
+            match entry.request.state() {
+                State::Queued => {
+                    queued.insert(place);
+                    bytes += entry.request.charge();
+                }
+                State::Stranded => {
+                    stranded.insert(place);
+                }
+                State::Finished => panic!("{id} is over and still here"),
+                State::Reserving { .. }
+                | State::Prefilling { .. }
+                | State::Transferring { .. }
+                | State::Resuming { .. }
+                | State::Decoding { .. } => {}
+            }
+            assert_eq!(entry.timer, entry.request.deadline(), "timer of {id}");
+            timers.insert((entry.timer, *id));
+            held.extend(entry.request.state().held_legs().map(|leg| (leg, *id)));
+        }
+        assert_eq!(self.queue, queued, "the queue is what is in state Queued");
+        assert_eq!((self.admission.queued(), self.admission.queued_bytes()), (queued.len(), bytes));
+        assert_eq!(self.admission.open(), self.requests.len());
+        assert_eq!(self.stranded, stranded, "what waits for a decode node is what is in state Stranded");
+        assert_eq!(self.timers, timers, "one timer for each request");
+        for (leg, request) in self.nodes.assert_consistent() {
+            assert!(held.contains(&(leg, request)), "{leg:?} is booked and {request} does not hold it");
+        }
+    }
+}

@@ -1,0 +1,458 @@
+//! The whole coordinator as one state machine: it dispatches facts to requests, nodes and admission, places what waits,
+//! and says what is to be done.
+
+#[cfg(test)]
+mod audit;
+mod place;
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use protocol::control::{Hello, Job, JobErrorKind, JobEvent, LoadReport};
+use protocol::ids::{RequestId, Role};
+
+use crate::core::admission::{Admission, AdmissionLimits};
+use crate::core::ledger::{Detokenizer, Ledger};
+use crate::core::nodes::{Leg, LegId, LinkId, Nodes, PeerName, TextIdentity};
+use crate::core::request::{Cause, Context, Effect, Missing, Note, Request, RequestLimits, State};
+use crate::core::stop::StopMatcher;
+use crate::core::types::{ClientEvent, ServeError, ServeErrorKind, ServeRequest};
+
+/// Everything the core is told about its surroundings at the start.
+#[derive(Clone, Copy, Debug)]
+pub struct ClusterSettings {
+    /// Deadlines and bounds of a request.
+    pub request: RequestLimits,
+    /// Bounds of the queue.
+    pub admission: AdmissionLimits,
+    /// What nodes must agree with.
+    pub text: TextIdentity,
+    /// Prompt tokens a prefill node gets ahead of what it has computed.
+    pub prefill_window_tokens: usize,
+}
+
+/// What happened.
+#[derive(Debug)]
+pub enum Fact {
+    /// A node has introduced itself on a new link.
+    NodeJoined {
+        /// The link.
+        link: LinkId,
+        /// What its certificate says.
+        peer: PeerName,
+        /// What it says.
+        hello: Hello,
+    },
+    /// A node reported its load.
+    NodeReport {
+        /// Its link.
+        link: LinkId,
+        /// The report.
+        report: LoadReport,
+    },
+    /// A link is gone.
+    NodeLost {
+        /// Which.
+        link: LinkId,
+    },
+    /// A node said something about a job.
+    JobEvent {
+        /// Which job.
+        leg: LegId,
+        /// What.
+        event: JobEvent,
+    },
+    /// A job's stream ended without a last event.
+    JobLost {
+        /// Which job.
+        leg: LegId,
+        /// How.
+        reason: String,
+    },
+    /// The client is gone, or does not read.
+    Cancel {
+        /// Whose.
+        request: RequestId,
+        /// Why, in a few words.
+        reason: &'static str,
+    },
+    /// Take no new requests.
+    Drain,
+    /// End every request that is still open.
+    Abort,
+}
+
+/// What is to be done, in order.
+#[derive(Debug, PartialEq)]
+pub enum Action {
+    /// Tell a node that it may serve.
+    Welcome {
+        /// Its link.
+        link: LinkId,
+    },
+    /// Tell a node why it may not serve, and close the link.
+    Refuse {
+        /// Its link.
+        link: LinkId,
+        /// Why.
+        reason: String,
+    },
+    /// Close a link.
+    Close {
+        /// Which.
+        link: LinkId,
+        /// Why.
+        reason: &'static str,
+    },
+    /// Open a job's stream and send the job.
+    StartJob {
+        /// Name of the job.
+        leg: LegId,
+        /// Where.
+        link: LinkId,
+        /// What.
+        job: Job,
+    },
+    /// Reset a job's stream, in both directions.
+    ResetJob {
+        /// Which.
+        leg: LegId,
+    },
+    /// Tell a client.
+    Emit {
+        /// Whose.
+        request: RequestId,
+        /// What.
+        event: ClientEvent,
+    },
+    /// For logs and metrics.
+    Note {
+        /// Whose.
+        request: RequestId,
+        /// What.
+        note: Note,
+    },
+    /// Something came for a job that was over.
+    Late {
+        /// It was a token.
+        token: bool,
+    },
+}
+
+struct Entry {
+    request: Request,
+    /// Order of arrival.
+    number: u64,
+    timer: Instant,
+    /// When it came into its state.
+    since: Instant,
+}
+
+/// See the head of the file.
+pub struct Cluster {
+    settings: ClusterSettings,
+    detokenizer: Arc<dyn Detokenizer>,
+    admission: Admission,
+    nodes: Nodes,
+    requests: BTreeMap<RequestId, Entry>,
+    next_number: u64,
+    /// Those in `State::Queued`, by arrival.
+    queue: BTreeSet<(u64, RequestId)>,
+    /// Those in `State::Stranded`, by arrival.
+    stranded: BTreeSet<(u64, RequestId)>,
+    timers: BTreeSet<(Instant, RequestId)>,
+    draining: bool,
+    /// Kept for its memory.
+    effects: Vec<Effect>,
+}
+
+impl Cluster {
+    /// A cluster without nodes and requests.
+    pub fn new(settings: ClusterSettings, detokenizer: Arc<dyn Detokenizer>) -> Self {
+        Self {
+            settings,
+            detokenizer,
+            admission: Admission::new(settings.admission),
+            nodes: Nodes::new(settings.text, settings.prefill_window_tokens),
+            requests: BTreeMap::new(),
+            next_number: 0,
+            queue: BTreeSet::new(),
+            stranded: BTreeSet::new(),
+            timers: BTreeSet::new(),
+            draining: false,
+            effects: Vec::new(),
+        }
+    }
+
+    /// Takes a request in, or refuses it. `matcher` is built from its stop strings. After `Ok` the request ends with
+    /// exactly one `Done` or `Failed`.
+    pub fn submit(
+        &mut self,
+        now: Instant,
+        request: ServeRequest,
+        matcher: StopMatcher,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), ServeError> {
+        let id = request.id;
+        self.refusal(now, &request)?;
+        let ledger = Ledger::new(&request, matcher, Arc::clone(&self.detokenizer));
+        let request = Request::new(now, request, ledger, &self.settings.request);
+        self.admission.admit(request.charge())?;
+        let (number, timer) = (self.next_number, request.deadline());
+        self.next_number += 1;
+        self.queue.insert((number, id));
+        self.timers.insert((timer, id));
+        self.requests.insert(id, Entry { request, number, timer, since: now });
+        self.place(now, actions);
+        Ok(())
+    }
+
+    fn refusal(&self, now: Instant, request: &ServeRequest) -> Result<(), ServeError> {
+        let refuse = |kind, message: &str| Err(ServeError::new(kind, message));
+        if request.token_ids.is_empty() || request.stop.max_tokens == 0 {
+            return refuse(ServeErrorKind::Internal, "a request needs a prompt token and a token to generate");
+        }
+        if self.requests.contains_key(&request.id) {
+            return refuse(ServeErrorKind::Internal, "a request with this id is being served");
+        }
+        if self.draining {
+            return refuse(ServeErrorKind::Unavailable, "the server is shutting down");
+        }
+        for &(role, shape) in place::needs(request).as_slice() {
+            // A node that was here a moment ago may come back; one that never was is not waited for.
+            let recently = |seen| now.saturating_duration_since(seen) < self.settings.request.queue_timeout;
+            if !self.nodes.is_present(role) && !self.nodes.last_seen(role).is_some_and(recently) {
+                return refuse(ServeErrorKind::Unavailable, &format!("no {role} node is connected"));
+            }
+            if let Some(held) = self.nodes.too_long(role, shape) {
+                return Err(place::too_long(shape, held));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in a fact.
+    pub fn on_fact(&mut self, now: Instant, fact: Fact, actions: &mut Vec<Action>) {
+        match fact {
+            Fact::NodeJoined { link, peer, hello } => self.on_joined(now, link, &peer, hello, actions),
+            Fact::NodeReport { link, report } => {
+                self.nodes.report(link, report);
+            }
+            Fact::NodeLost { link } => self.on_lost(now, link, actions),
+            Fact::JobEvent { leg, event } => self.on_job_event(now, leg, event, actions),
+            Fact::JobLost { leg, reason } => match self.nodes.leg(leg) {
+                Some(of) => {
+                    let id = of.request;
+                    let cause = Cause::StreamLost(reason);
+                    self.change(now, id, Some(leg), actions, |r, ctx| r.attempt_failed(now, leg, cause, ctx));
+                }
+                None => actions.push(Action::Late { token: false }),
+            },
+            Fact::Cancel { request, reason } => {
+                self.end(now, request, ServeErrorKind::Cancelled, reason, actions);
+            }
+            Fact::Drain => self.draining = true,
+            Fact::Abort => {
+                self.draining = true;
+                let open: Vec<RequestId> = self.requests.keys().copied().collect();
+                for id in open {
+                    self.end(now, id, ServeErrorKind::Unavailable, "the server is shutting down", actions);
+                }
+            }
+        }
+        self.place(now, actions);
+    }
+
+    /// When [`Cluster::on_timeout`] is due.
+    pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        let waits = !self.queue.is_empty() || !self.stranded.is_empty();
+        let pause = waits.then(|| self.nodes.next_pause_end(now)).flatten();
+        self.timers.first().map(|(at, _)| *at).into_iter().chain(pause).min()
+    }
+
+    /// Acts on every deadline that has passed.
+    pub fn on_timeout(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        while let Some(&(at, id)) = self.timers.first()
+            && at <= now
+        {
+            let missing = self.missing(id);
+            let leg = self.requests.get(&id).and_then(|entry| entry.request.state().decode_leg());
+            self.change(now, id, leg, actions, |request, ctx| request.on_deadline(now, missing, ctx));
+        }
+        self.place(now, actions);
+    }
+
+    fn on_joined(&mut self, now: Instant, link: LinkId, peer: &PeerName, hello: Hello, actions: &mut Vec<Action>) {
+        if let Err(reason) = self.nodes.check(peer, &hello) {
+            return actions.push(Action::Refuse { link, reason });
+        }
+        // The newest connection of a node is the node: what ran over an older one is lost with it.
+        if let Some(old) = self.nodes.link_of(&hello.node) {
+            self.on_lost(now, old, actions);
+            actions.push(Action::Close { link: old, reason: "the node has connected again" });
+        }
+        self.nodes.join(link, hello);
+        actions.push(Action::Welcome { link });
+    }
+
+    fn on_lost(&mut self, now: Instant, link: LinkId, actions: &mut Vec<Action>) {
+        for leg in self.nodes.leave(now, link) {
+            // An earlier leg of the list may have ended this one.
+            let Some(of) = self.nodes.end(leg) else { continue };
+            reset(leg, &of, actions);
+            self.change(now, of.request, None, actions, |r, ctx| r.attempt_failed(now, leg, Cause::NodeLost, ctx));
+        }
+    }
+
+    fn on_job_event(&mut self, now: Instant, leg: LegId, event: JobEvent, actions: &mut Vec<Action>) {
+        let Some(of) = self.nodes.leg(leg).cloned() else {
+            return actions.push(Action::Late { token: matches!(event, JobEvent::Token { .. }) });
+        };
+        if is_last(&event) {
+            self.release(leg, actions);
+        }
+        match &event {
+            JobEvent::Busy { free_blocks, .. } => self.nodes.busy(now, of.link, Some(*free_blocks)),
+            JobEvent::Failed(error) => match error.kind {
+                JobErrorKind::Overloaded => self.nodes.busy(now, of.link, None),
+                JobErrorKind::Draining => self.nodes.draining(of.link),
+                JobErrorKind::Invalid
+                | JobErrorKind::TransferFailed
+                | JobErrorKind::DeadlineExceeded
+                | JobErrorKind::Internal => {}
+            },
+            JobEvent::Granted { .. }
+            | JobEvent::FirstToken(_)
+            | JobEvent::HandedOff(_)
+            | JobEvent::Committed
+            | JobEvent::Token { .. }
+            | JobEvent::Finished(_) => {}
+        }
+        self.change_from(now, of.request, Some(of.link), actions, |r, ctx| r.on_event(now, leg, event, ctx));
+    }
+
+    fn end(&mut self, now: Instant, id: RequestId, kind: ServeErrorKind, why: &str, actions: &mut Vec<Action>) {
+        self.change(now, id, None, actions, |request, ctx| request.fail(kind, why, ctx.out));
+    }
+
+    /// What a request that waits is waiting for.
+    fn missing(&self, id: RequestId) -> Missing {
+        let Some(entry) = self.requests.get(&id) else { return Missing::Node };
+        let prefill = entry.request.state() == &State::Stranded || self.nodes.is_present(Role::Prefill);
+        let decode = !entry.request.needs_decode() || self.nodes.is_present(Role::Decode);
+        if prefill && decode { Missing::Room { retry_after_s: self.admission.retry_after_s() } } else { Missing::Node }
+    }
+
+    fn change(
+        &mut self,
+        now: Instant,
+        id: RequestId,
+        leg: Option<LegId>,
+        actions: &mut Vec<Action>,
+        transition: impl FnOnce(&mut Request, &mut Context<'_>),
+    ) {
+        let link = leg.and_then(|leg| self.nodes.leg(leg)).map(|leg| leg.link);
+        self.change_from(now, id, link, actions, transition);
+    }
+
+    /// Runs one transition of a request and carries out what it wants.
+    fn change_from(
+        &mut self,
+        now: Instant,
+        id: RequestId,
+        link: Option<LinkId>,
+        actions: &mut Vec<Action>,
+        transition: impl FnOnce(&mut Request, &mut Context<'_>),
+    ) {
+        let Some(entry) = self.requests.get_mut(&id) else { return };
+        let place = (entry.number, id);
+        let charge = entry.request.charge();
+        let before = entry.request.state().as_str();
+        let mut out = std::mem::take(&mut self.effects);
+        let node = link.and_then(|link| self.nodes.hello(link));
+        transition(&mut entry.request, &mut Context { limits: &self.settings.request, out: &mut out, node });
+        if entry.request.state().as_str() != before {
+            entry.since = now;
+        }
+        let finished = *entry.request.state() == State::Finished;
+        let deadline = entry.request.deadline();
+        if finished || deadline != entry.timer {
+            self.timers.remove(&(entry.timer, id));
+            if !finished {
+                self.timers.insert((deadline, id));
+            }
+            entry.timer = deadline;
+        }
+        if finished {
+            if self.queue.remove(&place) {
+                self.admission.dequeue(charge);
+            }
+            self.stranded.remove(&place);
+        }
+        for effect in out.drain(..) {
+            self.carry_out(place, charge, effect, actions);
+        }
+        self.effects = out;
+        if finished {
+            self.requests.remove(&id);
+            self.admission.end(now);
+        }
+    }
+
+    fn start_job(&mut self, leg: LegId, job: Job, actions: &mut Vec<Action>) {
+        if let Some(link) = self.nodes.send(leg) {
+            actions.push(Action::StartJob { leg, link, job });
+        }
+    }
+
+    fn release(&mut self, leg: LegId, actions: &mut Vec<Action>) {
+        if let Some(ended) = self.nodes.end(leg) {
+            reset(leg, &ended, actions);
+        }
+    }
+
+    fn carry_out(&mut self, place: (u64, RequestId), charge: usize, effect: Effect, actions: &mut Vec<Action>) {
+        let request = place.1;
+        match effect {
+            Effect::Emit(event) => actions.push(Action::Emit { request, event }),
+            Effect::SendPrefill(leg, job) => {
+                self.start_job(leg, Job::Prefill(*job), actions);
+            }
+            Effect::Release(leg) => self.release(leg, actions),
+            Effect::Computed(leg) => self.nodes.computed(leg),
+            Effect::Taken(leg) => {
+                if let Some(link) = self.nodes.leg(leg).map(|leg| leg.link) {
+                    self.nodes.accepted(link);
+                }
+            }
+            Effect::Grow(leg, tokens) => self.nodes.grow(leg, tokens),
+            Effect::Requeue => {
+                self.queue.insert(place);
+                self.admission.enqueue(charge);
+            }
+            Effect::AwaitDecode => {
+                self.stranded.insert(place);
+            }
+            Effect::Note(note) => actions.push(Action::Note { request, note }),
+        }
+    }
+}
+
+fn reset(leg: LegId, ended: &Leg, actions: &mut Vec<Action>) {
+    if ended.sent {
+        actions.push(Action::ResetJob { leg });
+    }
+}
+
+/// True if nothing follows `event` on its stream.
+pub fn is_last(event: &JobEvent) -> bool {
+    match event {
+        JobEvent::Busy { .. } | JobEvent::HandedOff(_) | JobEvent::Finished(_) | JobEvent::Failed(_) => true,
+        JobEvent::Granted { .. } | JobEvent::FirstToken(_) | JobEvent::Committed | JobEvent::Token { .. } => false,
+    }
+}

@@ -1,0 +1,414 @@
+//! The truth about nodes: who is connected, what they can hold, what they reported, what is booked on them.
+//!
+//! A booking belongs to a *leg*: one job of one request on one link. Legs end once; whatever arrives for a leg that
+//! has ended is late.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use protocol::PROTOCOL_VERSION;
+use protocol::control::{Hello, LoadReport};
+use protocol::ids::{NodeId, RequestId, Role};
+use protocol::kv::{KvLayout, ModelIdentity, differences};
+
+use super::routing::{Candidate, least_loaded};
+use super::types::NodeStatus;
+
+/// Name of one connection to a node; never used twice by a coordinator.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct LinkId(pub u64);
+
+/// Name of one job on one node; never used twice by a coordinator.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct LegId(pub u64);
+
+/// What a node's certificate says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerName {
+    /// Its role.
+    pub role: Role,
+    /// Its name.
+    pub node: NodeId,
+}
+
+/// What a node must agree with the coordinator about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextIdentity {
+    /// Hash of the coordinator's tokenizer.
+    pub tokenizer_hash: u64,
+    /// Size of the coordinator's vocabulary, in tokens.
+    pub vocab_size: u32,
+}
+
+/// What a job needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Tokens whose KV the node must hold at the start.
+    pub tokens: usize,
+    /// Tokens the sequence may grow to.
+    pub most_tokens: usize,
+}
+
+/// A job on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leg {
+    /// Whose.
+    pub request: RequestId,
+    /// Where.
+    pub link: LinkId,
+    /// Its job has been sent.
+    pub sent: bool,
+    blocks: u32,
+    /// Prompt tokens that the node has yet to compute, as far as is known.
+    outstanding_tokens: usize,
+}
+
+/// First pause after a node said that it is busy.
+const BACKOFF_MIN: Duration = Duration::from_millis(10);
+/// Longest pause.
+const BACKOFF_MAX: Duration = Duration::from_millis(500);
+
+#[derive(Debug)]
+struct Node {
+    hello: Hello,
+    report: LoadReport,
+    draining: bool,
+    legs: BTreeSet<LegId>,
+    booked_blocks: u32,
+    /// Blocks booked minus blocks given back since the last report.
+    unreported_blocks: i64,
+    outstanding_tokens: usize,
+    busy_until: Option<Instant>,
+    backoff: Duration,
+}
+
+/// All connected nodes and all running legs.
+#[derive(Debug)]
+pub struct Nodes {
+    text: TextIdentity,
+    /// Prompt tokens a prefill node gets ahead of what it has computed.
+    prefill_window_tokens: usize,
+    nodes: BTreeMap<LinkId, Node>,
+    legs: HashMap<LegId, Leg>,
+    next_leg: u64,
+    last_seen: HashMap<Role, Instant>,
+}
+
+impl Nodes {
+    /// No node yet.
+    pub fn new(text: TextIdentity, prefill_window_tokens: usize) -> Self {
+        Self {
+            text,
+            prefill_window_tokens,
+            nodes: BTreeMap::new(),
+            legs: HashMap::new(),
+            next_leg: 0,
+            last_seen: HashMap::new(),
+        }
+    }
+
+    /// Checks a node that wants to join. The error names what differs.
+    pub fn check(&self, peer: &PeerName, hello: &Hello) -> Result<(), String> {
+        let mut wrong = Vec::new();
+        if hello.protocol_version != PROTOCOL_VERSION {
+            return Err(format!("protocol version: cluster has {PROTOCOL_VERSION}, node has {}", hello.protocol_version));
+        }
+        if (hello.role, &hello.node) != (peer.role, &peer.node) {
+            wrong.push(format!(
+                "name: certificate says {} {}, node says {} {}",
+                peer.role, peer.node, hello.role, hello.node
+            ));
+        }
+        match hello.role {
+            Role::Prefill | Role::Decode => {}
+            Role::Coordinator => wrong.push("role: a coordinator cannot serve as a node".to_owned()),
+        }
+        if hello.model.tokenizer_hash != self.text.tokenizer_hash {
+            wrong.push(format!(
+                "tokenizer hash: coordinator has {:016x}, node has {:016x}",
+                self.text.tokenizer_hash, hello.model.tokenizer_hash
+            ));
+        }
+        if hello.model.vocab_size != self.text.vocab_size {
+            wrong.push(format!(
+                "vocabulary size: coordinator has {}, node has {}",
+                self.text.vocab_size, hello.model.vocab_size
+            ));
+        }
+        let numbers = [
+            ("total_blocks", hello.total_blocks),
+            ("max_num_seqs", hello.max_num_seqs),
+            ("max_seq_len", hello.max_seq_len),
+            ("block_tokens", hello.layout.block_tokens),
+        ];
+        wrong.extend(numbers.iter().filter(|(_, n)| *n == 0).map(|(name, _)| format!("{name}: is 0, must be at least 1")));
+        if hello.address.is_empty() {
+            wrong.push("address: is empty, must be the host:port of the node's KV plane".to_owned());
+        }
+        // The node that is being replaced by this one does not define what the cluster is.
+        let other = self.nodes.values().find(|other| other.hello.node != hello.node);
+        if let Some(other) = other {
+            wrong.extend(differences(other.identity(), (&hello.model, &hello.layout)));
+        }
+        if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) }
+    }
+
+    /// The link over which a node of this name is connected.
+    pub fn link_of(&self, node: &NodeId) -> Option<LinkId> {
+        self.nodes.iter().find(|(_, n)| n.hello.node == *node).map(|(link, _)| *link)
+    }
+
+    /// Takes in a node that has been checked.
+    pub fn join(&mut self, link: LinkId, hello: Hello) {
+        let report = LoadReport { free_blocks: hello.total_blocks, ..LoadReport::default() };
+        let node = Node {
+            hello,
+            report,
+            draining: false,
+            legs: BTreeSet::new(),
+            booked_blocks: 0,
+            unreported_blocks: 0,
+            outstanding_tokens: 0,
+            busy_until: None,
+            backoff: BACKOFF_MIN,
+        };
+        self.nodes.insert(link, node);
+    }
+
+    /// Takes in a report, unless it is older than the last. False if the link is not known.
+    pub fn report(&mut self, link: LinkId, report: LoadReport) -> bool {
+        let Some(node) = self.nodes.get_mut(&link) else { return false };
+        if report.sequence > node.report.sequence {
+            node.report = report;
+            node.draining = report.draining;
+            node.unreported_blocks = 0;
+        }
+        true
+    }
+
+    /// The node said that it has no room: nothing is sent to it for a while, longer each time.
+    pub fn busy(&mut self, now: Instant, link: LinkId, free_blocks: Option<u32>) {
+        let Some(node) = self.nodes.get_mut(&link) else { return };
+        node.busy_until = Some(now + node.backoff);
+        node.backoff = (node.backoff * 2).min(BACKOFF_MAX);
+        if let Some(free) = free_blocks {
+            node.report.free_blocks = free;
+            node.report.cached_blocks = 0;
+            node.unreported_blocks = 0;
+        }
+    }
+
+    /// The node took a job: its next pause is a short one again.
+    pub fn accepted(&mut self, link: LinkId) {
+        if let Some(node) = self.nodes.get_mut(&link) {
+            node.backoff = BACKOFF_MIN;
+        }
+    }
+
+    /// The node takes no new jobs.
+    pub fn draining(&mut self, link: LinkId) {
+        if let Some(node) = self.nodes.get_mut(&link) {
+            node.draining = true;
+        }
+    }
+
+    /// The node is gone; its legs, which are still booked, in the order of their start.
+    pub fn leave(&mut self, now: Instant, link: LinkId) -> Vec<LegId> {
+        let Some(node) = self.nodes.remove(&link) else { return Vec::new() };
+        self.last_seen.insert(node.hello.role, now);
+        node.legs.into_iter().collect()
+    }
+
+    /// A decode node with room for `shape` now; `avoid` only if there is no other.
+    pub fn choose_decode(&self, now: Instant, shape: Shape, avoid: Option<&NodeId>) -> Option<LinkId> {
+        least_loaded::choose(self.open(now, Role::Decode, shape).filter_map(|(link, node)| {
+            let needed = node.blocks(shape.tokens);
+            // Every sequence that runs there may need another block before it ends.
+            let left = node.free_blocks() - needed - node.legs.len() as i64;
+            let load = thousandths(node.legs.len(), node.hello.max_num_seqs as usize);
+            (left >= 0).then(|| node.candidate(link, load, left, avoid))
+        }))
+    }
+
+    /// A prefill node with credit for `shape` now; `avoid` only if there is no other.
+    pub fn choose_prefill(&self, now: Instant, shape: Shape, avoid: Option<&NodeId>) -> Option<LinkId> {
+        let window = self.prefill_window_tokens;
+        least_loaded::choose(self.open(now, Role::Prefill, shape).filter_map(|(link, node)| {
+            let left = node.free_blocks() - node.blocks(shape.tokens);
+            let credit = node.outstanding_tokens == 0 || node.outstanding_tokens + shape.tokens <= window;
+            let load = thousandths(node.outstanding_tokens, window);
+            (left >= 0 && credit).then(|| node.candidate(link, load, left, avoid))
+        }))
+    }
+
+    /// Nodes of `role` that take jobs, could hold `shape`, and have a free slot.
+    fn open(&self, now: Instant, role: Role, shape: Shape) -> impl Iterator<Item = (LinkId, &Node)> {
+        let nodes = self.nodes.iter().map(|(link, node)| (*link, node));
+        nodes.filter(move |(_, node)| {
+            node.hello.role == role
+                && !node.draining
+                && node.busy_until.is_none_or(|until| until <= now)
+                && node.legs.len() < node.hello.max_num_seqs as usize
+                && node.could_hold(shape)
+        })
+    }
+
+    /// Says which sequence length the nodes of `role` can hold if none of them can ever hold `shape`, and there are some.
+    pub fn too_long(&self, role: Role, shape: Shape) -> Option<usize> {
+        let mut of_role = self.nodes.values().filter(|node| node.hello.role == role).peekable();
+        of_role.peek()?;
+        let mut most = 0;
+        for node in of_role {
+            if node.could_hold(shape) {
+                return None;
+            }
+            let pool = node.hello.total_blocks as usize * node.hello.layout.block_tokens as usize;
+            most = most.max(pool.min(node.hello.max_seq_len as usize));
+        }
+        Some(most)
+    }
+
+    /// True if a node of `role` is connected.
+    pub fn is_present(&self, role: Role) -> bool {
+        self.nodes.values().any(|node| node.hello.role == role)
+    }
+
+    /// When the last node of `role` that was lost was lost.
+    pub fn last_seen(&self, role: Role) -> Option<Instant> {
+        self.last_seen.get(&role).copied()
+    }
+
+    /// When the first pause ends that lies in the future.
+    pub fn next_pause_end(&self, now: Instant) -> Option<Instant> {
+        self.nodes.values().filter_map(|node| node.busy_until).filter(|until| *until > now).min()
+    }
+
+    /// Books a job. `outstanding_tokens`: prompt tokens the node will have to compute before its first token.
+    pub fn book(&mut self, link: LinkId, request: RequestId, tokens: usize, outstanding_tokens: usize) -> LegId {
+        let id = LegId(self.next_leg);
+        self.next_leg += 1;
+        let node = self.nodes.get_mut(&link).expect("a job is booked on a node that was just chosen");
+        let blocks = node.blocks(tokens) as u32;
+        node.legs.insert(id);
+        node.booked_blocks += blocks;
+        node.unreported_blocks += i64::from(blocks);
+        node.outstanding_tokens += outstanding_tokens;
+        self.legs.insert(id, Leg { request, link, sent: false, blocks, outstanding_tokens });
+        id
+    }
+
+    /// The job of a leg is being sent; where to. `None` if the leg is over.
+    pub fn send(&mut self, leg: LegId) -> Option<LinkId> {
+        let booked = self.legs.get_mut(&leg)?;
+        booked.sent = true;
+        Some(booked.link)
+    }
+
+    /// The sequence of a leg holds `tokens` tokens by now.
+    pub fn grow(&mut self, leg: LegId, tokens: usize) {
+        let Some(booked) = self.legs.get_mut(&leg) else { return };
+        let Some(node) = self.nodes.get_mut(&booked.link) else { return };
+        let blocks = node.blocks(tokens) as u32;
+        let more = blocks.saturating_sub(booked.blocks);
+        booked.blocks += more;
+        node.booked_blocks += more;
+    }
+
+    /// The prompt of a leg has been computed: the node may have the next one.
+    pub fn computed(&mut self, leg: LegId) {
+        let Some(booked) = self.legs.get_mut(&leg) else { return };
+        let done = std::mem::take(&mut booked.outstanding_tokens);
+        if let Some(node) = self.nodes.get_mut(&booked.link) {
+            node.outstanding_tokens -= done;
+        }
+    }
+
+    /// A leg is over; gives back what was booked. `None` if it was over before.
+    pub fn end(&mut self, leg: LegId) -> Option<Leg> {
+        let ended = self.legs.remove(&leg)?;
+        if let Some(node) = self.nodes.get_mut(&ended.link) {
+            node.legs.remove(&leg);
+            node.booked_blocks -= ended.blocks;
+            node.unreported_blocks -= i64::from(ended.blocks);
+            node.outstanding_tokens -= ended.outstanding_tokens;
+        }
+        Some(ended)
+    }
+
+    /// A leg that is not over.
+    pub fn leg(&self, leg: LegId) -> Option<&Leg> {
+        self.legs.get(&leg)
+    }
+
+    /// The node at the other end of a link.
+    pub fn hello(&self, link: LinkId) -> Option<&Hello> {
+        self.nodes.get(&link).map(|node| &node.hello)
+    }
+
+    /// Panics if the books do not add up; all legs with their requests.
+    #[cfg(test)]
+    pub(crate) fn assert_consistent(&self) -> Vec<(LegId, RequestId)> {
+        for (link, node) in &self.nodes {
+            let legs: Vec<_> = self.legs.iter().filter(|(_, leg)| leg.link == *link).collect();
+            assert_eq!(legs.iter().map(|(id, _)| **id).collect::<BTreeSet<_>>(), node.legs, "legs of {link:?}");
+            assert_eq!(legs.iter().map(|(_, leg)| leg.blocks).sum::<u32>(), node.booked_blocks, "blocks on {link:?}");
+            let outstanding: usize = legs.iter().map(|(_, leg)| leg.outstanding_tokens).sum();
+            assert_eq!(outstanding, node.outstanding_tokens, "tokens on {link:?}");
+        }
+        assert!(self.legs.values().all(|leg| self.nodes.contains_key(&leg.link)), "a leg on no node");
+        self.legs.iter().map(|(id, leg)| (*id, leg.request)).collect()
+    }
+
+    /// Snapshot by role and name.
+    pub fn status(&self) -> Vec<NodeStatus> {
+        let mut all: Vec<NodeStatus> = self.nodes.values().map(Node::status).collect();
+        all.sort_by(|a, b| (a.role, &a.node).cmp(&(b.role, &b.node)));
+        all
+    }
+}
+
+impl Node {
+    fn identity(&self) -> (&ModelIdentity, &KvLayout) {
+        (&self.hello.model, &self.hello.layout)
+    }
+
+    fn blocks(&self, tokens: usize) -> i64 {
+        self.hello.layout.blocks_for(tokens) as i64
+    }
+
+    fn could_hold(&self, shape: Shape) -> bool {
+        shape.most_tokens <= self.hello.max_seq_len as usize
+            && self.blocks(shape.most_tokens) <= i64::from(self.hello.total_blocks)
+    }
+
+    /// Blocks that are free by the node's word and by our books, whichever is less.
+    fn free_blocks(&self) -> i64 {
+        let by_books = i64::from(self.hello.total_blocks) - i64::from(self.booked_blocks);
+        let by_word = i64::from(self.report.free_blocks) + i64::from(self.report.cached_blocks) - self.unreported_blocks;
+        by_books.min(by_word)
+    }
+
+    fn candidate(&self, link: LinkId, load: u64, left: i64, avoid: Option<&NodeId>) -> Candidate {
+        let blocks_left = u64::try_from(left).unwrap_or(0);
+        Candidate { link, avoided: avoid == Some(&self.hello.node), load, blocks_left }
+    }
+
+    fn status(&self) -> NodeStatus {
+        NodeStatus {
+            node: self.hello.node.0.clone(),
+            role: self.hello.role,
+            draining: self.draining,
+            total_blocks: self.hello.total_blocks,
+            free_blocks: self.report.free_blocks,
+            booked_blocks: self.booked_blocks,
+            jobs: self.legs.len() as u32,
+            running: self.report.running,
+            waiting: self.report.waiting,
+            max_seq_len: self.hello.max_seq_len,
+        }
+    }
+}
+
+fn thousandths(part: usize, whole: usize) -> u64 {
+    (part as u64 * 1000) / whole.max(1) as u64
+}

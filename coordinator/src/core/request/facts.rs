@@ -1,0 +1,370 @@
+//! What a request makes of what happens to it. Every method answers every state.
+
+use std::time::Instant;
+
+use protocol::control::{FirstToken, HandoffStats, HandoffTarget, JobError, JobErrorKind, JobEvent, StepTiming};
+use protocol::ids::Ticket;
+use protocol::sampling::SampledToken;
+
+use super::{Cause, Context, Early, Effect, Note, Request, State};
+use crate::core::nodes::LegId;
+use crate::core::types::{ClientEvent, ServeErrorKind};
+
+/// What is missing where a request waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// No node of a role it needs.
+    Node,
+    /// Nodes are there and full.
+    Room {
+        /// Seconds after which the client may try again.
+        retry_after_s: u32,
+    },
+}
+
+impl Request {
+    /// A node said something about one of the request's legs.
+    pub fn on_event(&mut self, now: Instant, leg: LegId, event: JobEvent, ctx: &mut Context<'_>) {
+        match event {
+            JobEvent::Granted { ticket, have_blocks } => self.on_granted(now, leg, ticket, have_blocks, ctx),
+            JobEvent::Busy { .. } => self.on_no_room(now, leg, "busy", ctx),
+            JobEvent::FirstToken(first) => self.on_first_token(now, leg, first, ctx),
+            JobEvent::HandedOff(stats) => self.on_handed_off(now, leg, stats, ctx),
+            JobEvent::Committed => self.on_committed(now, leg, ctx),
+            JobEvent::Token { token, step } => self.on_token(now, leg, token, step, ctx),
+            JobEvent::Finished(_) => self.on_node_finished(now, leg, ctx),
+            JobEvent::Failed(error) => self.on_failed(now, leg, error, ctx),
+        }
+    }
+
+    fn on_granted(&mut self, now: Instant, leg: LegId, ticket: Ticket, have_blocks: u32, ctx: &mut Context<'_>) {
+        match self.state {
+            State::Reserving { decode, prefill } if decode == leg => {
+                let Some(node) = ctx.node else {
+                    return self.nonsense(now, leg, "grant of an unknown node", ctx);
+                };
+                let (node, address) = (node.node.clone(), node.address.clone());
+                let target = HandoffTarget { node, address, ticket, have_blocks };
+                let job = self.prefill_job(now, Some(target), ctx.limits);
+                self.state = State::Prefilling { prefill, decode: Some(decode), early: Early::default() };
+                self.deadline = now + ctx.limits.prefill_timeout;
+                ctx.out.push(Effect::Taken(leg));
+                ctx.out.push(Effect::SendPrefill(prefill, Box::new(job)));
+            }
+            State::Prefilling { decode, .. } if decode == Some(leg) => ctx.ignore("granted again"),
+            State::Transferring { decode, .. } | State::Decoding { decode, .. } if decode == leg => {
+                ctx.ignore("granted again");
+            }
+            State::Resuming { decode } if decode == leg => ctx.out.push(Effect::Taken(leg)),
+            State::Queued
+            | State::Reserving { .. }
+            | State::Prefilling { .. }
+            | State::Transferring { .. }
+            | State::Stranded
+            | State::Resuming { .. }
+            | State::Decoding { .. }
+            | State::Finished => self.nonsense(now, leg, "grant", ctx),
+        }
+    }
+
+    /// The node has no room or takes no jobs: that is no failure of the request, it waits for room again.
+    fn on_no_room(&mut self, now: Instant, leg: LegId, why: &'static str, ctx: &mut Context<'_>) {
+        match self.state {
+            State::Reserving { .. } | State::Prefilling { .. } => {
+                self.release_all(ctx.out);
+                self.avoid = ctx.node.map(|node| node.node.clone());
+                self.state = State::Queued;
+                self.deadline = self.wait_until;
+                ctx.out.push(Effect::Requeue);
+            }
+            State::Resuming { .. } => {
+                self.release_all(ctx.out);
+                self.avoid = ctx.node.map(|node| node.node.clone());
+                self.state = State::Stranded;
+                self.deadline = self.wait_until;
+                ctx.out.push(Effect::AwaitDecode);
+            }
+            State::Queued | State::Transferring { .. } | State::Stranded | State::Decoding { .. } | State::Finished => {
+                self.nonsense(now, leg, why, ctx);
+            }
+        }
+    }
+
+    fn on_first_token(&mut self, now: Instant, leg: LegId, first: FirstToken, ctx: &mut Context<'_>) {
+        match &mut self.state {
+            State::Prefilling { prefill, decode, early } if *prefill == leg => {
+                if first.token.position != 0 {
+                    return self.nonsense(now, leg, "first token that is not the first", ctx);
+                }
+                let (decode, early) = (*decode, std::mem::take(early));
+                let queue = self.prefill_sent.unwrap_or(now).saturating_duration_since(self.submitted);
+                ctx.out.push(Effect::Computed(leg));
+                ctx.out.push(Effect::Emit(ClientEvent::Prefill {
+                    cached_tokens: first.cached_tokens,
+                    prompt_logprobs: first.prompt_logprobs,
+                    queue_us: queue.as_micros() as u64,
+                }));
+                if let Some(decode) = decode {
+                    self.state = State::Transferring { prefill: Some(leg), decode };
+                }
+                self.token(now, leg, first.token, first.step, ctx);
+                self.after_first_token(now, leg, early, ctx);
+            }
+            State::Transferring { prefill, .. } | State::Decoding { prefill, .. } if *prefill == Some(leg) => {
+                self.token(now, leg, first.token, first.step, ctx);
+            }
+            State::Queued
+            | State::Reserving { .. }
+            | State::Prefilling { .. }
+            | State::Transferring { .. }
+            | State::Stranded
+            | State::Resuming { .. }
+            | State::Decoding { .. }
+            | State::Finished => self.nonsense(now, leg, "first token", ctx),
+        }
+    }
+
+    /// Goes on with what the decode node had said before the first token arrived.
+    fn after_first_token(&mut self, now: Instant, leg: LegId, early: Early, ctx: &mut Context<'_>) {
+        match self.state {
+            State::Transferring { decode, .. } => {
+                self.deadline = now + ctx.limits.handoff_timeout;
+                if early.committed {
+                    self.on_committed(now, decode, ctx);
+                }
+                for (token, step) in early.tokens {
+                    if self.state == State::Finished || self.state == State::Stranded {
+                        return;
+                    }
+                    self.on_token(now, decode, token, step, ctx);
+                }
+                if early.finished && self.state != State::Finished && self.state != State::Stranded {
+                    self.on_node_finished(now, decode, ctx);
+                }
+            }
+            State::Prefilling { .. } => self.nonsense(now, leg, "first token that does not end a one-token request", ctx),
+            State::Finished => {}
+            // `token` leads nowhere else from `Transferring` and `Prefilling`.
+            State::Queued | State::Reserving { .. } | State::Stranded | State::Resuming { .. } | State::Decoding { .. } => {}
+        }
+    }
+
+    fn on_handed_off(&mut self, now: Instant, leg: LegId, stats: HandoffStats, ctx: &mut Context<'_>) {
+        match &mut self.state {
+            State::Transferring { prefill, .. } | State::Decoding { prefill, .. } if *prefill == Some(leg) => {
+                *prefill = None;
+                ctx.out.push(Effect::Note(Note::HandedOff(stats)));
+            }
+            State::Queued
+            | State::Reserving { .. }
+            | State::Prefilling { .. }
+            | State::Transferring { .. }
+            | State::Stranded
+            | State::Resuming { .. }
+            | State::Decoding { .. }
+            | State::Finished => self.nonsense(now, leg, "hand-off without a first token", ctx),
+        }
+    }
+
+    fn on_committed(&mut self, now: Instant, leg: LegId, ctx: &mut Context<'_>) {
+        match &mut self.state {
+            State::Prefilling { decode, early, .. } if *decode == Some(leg) => early.committed = true,
+            State::Transferring { prefill, decode } if *decode == leg => {
+                self.state = State::Decoding { prefill: *prefill, decode: leg };
+                self.deadline = now + ctx.limits.inter_token_timeout;
+            }
+            State::Resuming { decode } if *decode == leg => ctx.out.push(Effect::Taken(leg)),
+            State::Decoding { decode, .. } if *decode == leg => ctx.ignore("committed again"),
+            State::Queued
+            | State::Reserving { .. }
+            | State::Prefilling { .. }
+            | State::Transferring { .. }
+            | State::Stranded
+            | State::Resuming { .. }
+            | State::Decoding { .. }
+            | State::Finished => self.nonsense(now, leg, "commit", ctx),
+        }
+    }
+
+    fn on_token(&mut self, now: Instant, leg: LegId, token: SampledToken, step: StepTiming, ctx: &mut Context<'_>) {
+        match &mut self.state {
+            State::Prefilling { decode, early, .. } if *decode == Some(leg) => {
+                if early.tokens.len() >= self.request.stop.max_tokens as usize {
+                    return self.nonsense(now, leg, "more tokens than were asked for", ctx);
+                }
+                return early.tokens.push_back((token, step));
+            }
+            State::Transferring { prefill, decode } if *decode == leg => {
+                self.state = State::Decoding { prefill: *prefill, decode: leg };
+            }
+            State::Resuming { decode } if *decode == leg => {
+                self.state = State::Decoding { prefill: None, decode: leg };
+                let stall = now.saturating_duration_since(self.stranded_at.take().unwrap_or(now));
+                ctx.out.extend([Effect::Taken(leg), Effect::Note(Note::Migrated(stall))]);
+            }
+            State::Decoding { decode, .. } if *decode == leg => {}
+            State::Queued
+            | State::Reserving { .. }
+            | State::Prefilling { .. }
+            | State::Transferring { .. }
+            | State::Stranded
+            | State::Resuming { .. }
+            | State::Decoding { .. }
+            | State::Finished => return self.nonsense(now, leg, "token", ctx),
+        }
+        self.token(now, leg, token, step, ctx);
+        if self.state != State::Finished {
+            // The step that draws the next token needs a place for this one.
+            ctx.out.push(Effect::Grow(leg, self.tokens() + 1));
+        }
+    }
+
+    /// A node says that the sequence has ended. The ledger knows that from the last token: if the request is still here,
+    /// the node is wrong, unless its tokens wait for the prefill node's.
+    fn on_node_finished(&mut self, now: Instant, leg: LegId, ctx: &mut Context<'_>) {
+        match &mut self.state {
+            State::Prefilling { decode, early, .. } if *decode == Some(leg) => early.finished = true,
+            State::Queued
+            | State::Reserving { .. }
+            | State::Prefilling { .. }
+            | State::Transferring { .. }
+            | State::Stranded
+            | State::Resuming { .. }
+            | State::Decoding { .. }
+            | State::Finished => self.nonsense(now, leg, "end of a sequence that has not ended", ctx),
+        }
+    }
+
+    fn on_failed(&mut self, now: Instant, leg: LegId, error: JobError, ctx: &mut Context<'_>) {
+        match error.kind {
+            JobErrorKind::Overloaded | JobErrorKind::Draining => match self.state {
+                State::Reserving { .. } | State::Prefilling { .. } | State::Resuming { .. } => {
+                    self.on_no_room(now, leg, "overloaded", ctx);
+                }
+                State::Queued
+                | State::Transferring { .. }
+                | State::Stranded
+                | State::Decoding { .. }
+                | State::Finished => self.attempt_failed(now, leg, Cause::Failed(error), ctx),
+            },
+            JobErrorKind::Invalid => {
+                ctx.out.push(Effect::Note(Note::Rejected(error)));
+                self.fail(ServeErrorKind::Internal, "a node refused the request as invalid", ctx.out);
+            }
+            JobErrorKind::TransferFailed | JobErrorKind::DeadlineExceeded | JobErrorKind::Internal => {
+                self.attempt_failed(now, leg, Cause::Failed(error), ctx);
+            }
+        }
+    }
+
+    fn nonsense(&mut self, now: Instant, leg: LegId, what: &str, ctx: &mut Context<'_>) {
+        let what = format!("{what} while {}", self.state.as_str());
+        self.attempt_failed(now, leg, Cause::Nonsense(what), ctx);
+    }
+
+    /// A leg has come to nothing. What that means depends on whether the client has seen a token.
+    pub fn attempt_failed(&mut self, now: Instant, leg: LegId, cause: Cause, ctx: &mut Context<'_>) {
+        match &mut self.state {
+            State::Reserving { .. } | State::Prefilling { .. } => self.restart(now, cause, ctx),
+            State::Decoding { prefill, .. } if *prefill == Some(leg) => {
+                // The decode node has everything already.
+                *prefill = None;
+                ctx.out.push(Effect::Release(leg));
+                ctx.ignore("prefill leg lost behind the commit");
+            }
+            State::Transferring { .. } | State::Resuming { .. } | State::Decoding { .. } => self.strand(now, cause, ctx),
+            State::Queued | State::Stranded | State::Finished => {
+                ctx.out.push(Effect::Release(leg));
+                ctx.ignore("leg without a place");
+            }
+        }
+    }
+
+    fn restart(&mut self, now: Instant, cause: Cause, ctx: &mut Context<'_>) {
+        if self.restarts >= ctx.limits.max_restarts {
+            let (kind, message) = cause.to_client();
+            return self.fail(kind, message, ctx.out);
+        }
+        self.restarts += 1;
+        self.release_all(ctx.out);
+        self.avoid = ctx.node.map(|node| node.node.clone());
+        self.state = State::Queued;
+        self.wait_until = now + ctx.limits.queue_timeout;
+        self.deadline = self.wait_until;
+        ctx.out.extend([Effect::Note(Note::Restarted(cause)), Effect::Requeue]);
+    }
+
+    fn strand(&mut self, now: Instant, cause: Cause, ctx: &mut Context<'_>) {
+        if self.migrations >= ctx.limits.max_migrations {
+            let (kind, message) = cause.to_client();
+            return self.fail(kind, message, ctx.out);
+        }
+        self.migrations += 1;
+        self.release_all(ctx.out);
+        self.avoid = ctx.node.map(|node| node.node.clone());
+        self.state = State::Stranded;
+        self.stranded_at.get_or_insert(now);
+        self.wait_until = now + ctx.limits.inter_token_timeout;
+        self.deadline = self.wait_until;
+        ctx.out.extend([Effect::Note(Note::Stranded(cause)), Effect::AwaitDecode]);
+    }
+
+    /// The time of the current state is over. `missing`: what a request that waits is waiting for.
+    pub fn on_deadline(&mut self, now: Instant, missing: Missing, ctx: &mut Context<'_>) {
+        let name = self.state.as_str();
+        match (&self.state, missing) {
+            (State::Queued, Missing::Room { retry_after_s }) => {
+                let kind = ServeErrorKind::Overloaded { retry_after_s };
+                self.fail(kind, "the request waited too long for a free node", ctx.out);
+            }
+            (State::Queued | State::Stranded, Missing::Node) => {
+                self.fail(ServeErrorKind::Unavailable, "no node that could serve the request is connected", ctx.out);
+            }
+            (State::Stranded, Missing::Room { .. }) => {
+                self.fail(ServeErrorKind::Timeout, "no other decode node had room in time", ctx.out);
+            }
+            (State::Prefilling { .. }, _) => {
+                self.fail(ServeErrorKind::Timeout, "the prompt was not computed in time", ctx.out);
+            }
+            (
+                State::Reserving { decode, .. }
+                | State::Transferring { decode, .. }
+                | State::Resuming { decode }
+                | State::Decoding { decode, .. },
+                _,
+            ) => self.attempt_failed(now, *decode, Cause::Deadline(name), ctx),
+            (State::Finished, _) => {}
+        }
+    }
+}
+
+impl Cause {
+    /// The error for the client when there is no further attempt.
+    fn to_client(&self) -> (ServeErrorKind, &'static str) {
+        match self {
+            Self::NodeLost | Self::StreamLost(_) => {
+                (ServeErrorKind::NodeLost, "the nodes that served the request were lost, one after the other")
+            }
+            Self::Deadline(_) => (ServeErrorKind::Timeout, "the nodes that served the request did not answer in time"),
+            Self::Nonsense(_) => (ServeErrorKind::Internal, "a node broke the protocol"),
+            Self::Failed(error) => match error.kind {
+                JobErrorKind::TransferFailed => {
+                    (ServeErrorKind::TransferFailed, "the KV cache could not be handed over to a decode node")
+                }
+                JobErrorKind::DeadlineExceeded => {
+                    (ServeErrorKind::Timeout, "the nodes that served the request did not finish in time")
+                }
+                JobErrorKind::Draining => (ServeErrorKind::NodeLost, "the nodes that served the request stopped"),
+                JobErrorKind::Overloaded | JobErrorKind::Invalid | JobErrorKind::Internal => {
+                    (ServeErrorKind::Internal, "a node failed to serve the request")
+                }
+            },
+        }
+    }
+}
+
+impl Context<'_> {
+    fn ignore(&mut self, what: &'static str) {
+        self.out.push(Effect::Note(Note::Ignored(what)));
+    }
+}

@@ -1,0 +1,77 @@
+//! Placing a request: the steps that its owner takes once it has booked nodes for it.
+
+use std::time::Instant;
+
+use protocol::control::{DecodeJob, HandoffTarget, KvSource, PrefillJob};
+use protocol::ids::Epoch;
+
+use super::{Early, Request, RequestLimits, State};
+use crate::core::nodes::LegId;
+
+impl Request {
+    /// `Queued` -> `Reserving`: the reservation to send to the decode node.
+    pub fn reserve(&mut self, now: Instant, decode: LegId, prefill: LegId, limits: &RequestLimits) -> DecodeJob {
+        debug_assert_eq!(self.state, State::Queued, "only a queued request is placed");
+        self.next_attempt();
+        self.state = State::Reserving { decode, prefill };
+        self.deadline = now + limits.reserve_timeout;
+        self.decode_job(KvSource::Handoff, limits)
+    }
+
+    /// `Queued` -> `Prefilling` without a decode node: the job that computes the only token.
+    pub fn prefill_alone(&mut self, now: Instant, prefill: LegId, limits: &RequestLimits) -> PrefillJob {
+        debug_assert_eq!(self.state, State::Queued, "only a queued request is placed");
+        self.next_attempt();
+        self.state = State::Prefilling { prefill, decode: None, early: Early::default() };
+        self.deadline = now + limits.prefill_timeout;
+        self.prefill_job(now, None, limits)
+    }
+
+    /// `Stranded` -> `Resuming`: the job that goes on behind the accepted tokens.
+    pub fn resume(&mut self, now: Instant, decode: LegId, limits: &RequestLimits) -> DecodeJob {
+        debug_assert_eq!(self.state, State::Stranded, "only a stranded request is resumed");
+        self.next_attempt();
+        self.state = State::Resuming { decode };
+        self.deadline = now + limits.prefill_timeout;
+        self.decode_job(KvSource::Compute, limits)
+    }
+
+    fn next_attempt(&mut self) {
+        self.epoch = Epoch(self.epoch.0 + 1);
+    }
+
+    pub(super) fn prefill_job(
+        &mut self,
+        now: Instant,
+        handoff: Option<HandoffTarget>,
+        limits: &RequestLimits,
+    ) -> PrefillJob {
+        self.prefill_sent = Some(now);
+        PrefillJob {
+            request: self.request.id,
+            epoch: self.epoch,
+            token_ids: self.request.token_ids.to_vec(),
+            sampling: self.request.sampling.clone(),
+            stop: self.request.stop.clone(),
+            prompt_logprobs: self.request.prompt_logprobs,
+            handoff,
+            deadline_ms: (limits.prefill_timeout + limits.handoff_timeout).as_millis() as u64,
+        }
+    }
+
+    fn decode_job(&self, source: KvSource, limits: &RequestLimits) -> DecodeJob {
+        let mut token_ids = self.request.token_ids.to_vec();
+        token_ids.extend_from_slice(self.ledger.tokens());
+        let handoff = limits.reserve_timeout + limits.prefill_timeout + limits.handoff_timeout;
+        DecodeJob {
+            request: self.request.id,
+            epoch: self.epoch,
+            token_ids,
+            prompt_len: self.request.token_ids.len() as u32,
+            sampling: self.request.sampling.clone(),
+            stop: self.request.stop.clone(),
+            source,
+            handoff_deadline_ms: handoff.as_millis() as u64,
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! The life of one request.
+//!
+//! ```text
+//! Queued -> Reserving -> Prefilling -> Transferring -> Decoding -> Finished
+//!              |             |              |             |
+//!   (busy, lost, failed:     |      (lost, failed, late: Stranded -> Resuming -> Decoding,
+//!    Queued again) <---------'       at most `max_migrations` times)
+//! ```
+//!
+//! A request that may generate one token only goes from `Queued` to `Prefilling` and from there to `Finished`. Before the
+//! first token a lost or failed attempt starts again (at most `max_restarts` times); after it the request is moved: a
+//! decode node computes prompt and accepted tokens and goes on. Every state but `Finished` has a deadline, and the
+//! request ends with exactly one `Done` or `Failed`.
+//!
+//! The machine knows its legs by name only; which node a leg is on is its owner's business (`cluster`).
+
+mod facts;
+mod jobs;
+
+pub use facts::Missing;
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use protocol::control::{HandoffStats, Hello, JobError, PrefillJob, StepTiming};
+use protocol::ids::{Epoch, NodeId};
+use protocol::sampling::SampledToken;
+
+use super::ledger::{Ledger, Verdict};
+use super::nodes::LegId;
+use super::types::{ClientEvent, Completion, ServeError, ServeErrorKind, ServeRequest};
+
+/// Deadlines and bounds of every request.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestLimits {
+    /// Longest wait in the queue.
+    pub queue_timeout: Duration,
+    /// Longest wait for a decode node's answer to a reservation.
+    pub reserve_timeout: Duration,
+    /// Longest wait for the first token of a prefill job, and of a decode job that computes its KV.
+    pub prefill_timeout: Duration,
+    /// Longest wait from the first token to the commit.
+    pub handoff_timeout: Duration,
+    /// Longest wait for the next token, and for a node on which to go on.
+    pub inter_token_timeout: Duration,
+    /// New attempts after failed ones, before the first token.
+    pub max_restarts: u32,
+    /// Moves to another decode node, after the first token.
+    pub max_migrations: u32,
+}
+
+/// Where a request is.
+#[derive(Debug, PartialEq)]
+pub enum State {
+    /// It waits for a prefill node with credit and a decode node with blocks.
+    Queued,
+    /// A decode node has been asked for blocks; a prefill job is booked and not sent.
+    Reserving {
+        /// The reservation.
+        decode: LegId,
+        /// The booking.
+        prefill: LegId,
+    },
+    /// A prefill node computes the prompt.
+    Prefilling {
+        /// The prefill job.
+        prefill: LegId,
+        /// The reservation; `None` if one token is all that is wanted.
+        decode: Option<LegId>,
+        /// What the decode node said before the first token arrived here.
+        early: Early,
+    },
+    /// The first token is out, the KV is under way.
+    Transferring {
+        /// The prefill job; `None` once it is over.
+        prefill: Option<LegId>,
+        /// The reservation.
+        decode: LegId,
+    },
+    /// The decode leg was lost: the request waits for another one.
+    Stranded,
+    /// A decode node computes prompt and accepted tokens.
+    Resuming {
+        /// The decode job.
+        decode: LegId,
+    },
+    /// A decode node runs the generation loop.
+    Decoding {
+        /// The prefill job, if its end has not been reported yet.
+        prefill: Option<LegId>,
+        /// The decode job.
+        decode: LegId,
+    },
+    /// It is over.
+    Finished,
+}
+
+impl State {
+    /// The state's word in logs and metrics.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Reserving { .. } => "reserving",
+            Self::Prefilling { .. } => "prefilling",
+            Self::Transferring { .. } => "transferring",
+            Self::Stranded => "stranded",
+            Self::Resuming { .. } => "resuming",
+            Self::Decoding { .. } => "decoding",
+            Self::Finished => "finished",
+        }
+    }
+
+    /// The legs the request holds.
+    fn legs(&self) -> [Option<LegId>; 2] {
+        match self {
+            Self::Queued | Self::Stranded | Self::Finished => [None, None],
+            Self::Reserving { decode, prefill } => [Some(*prefill), Some(*decode)],
+            Self::Prefilling { prefill, decode, .. } => [Some(*prefill), *decode],
+            Self::Transferring { prefill, decode } | Self::Decoding { prefill, decode } => [*prefill, Some(*decode)],
+            Self::Resuming { decode } => [None, Some(*decode)],
+        }
+    }
+
+    /// The legs the request holds, by name.
+    pub fn held_legs(&self) -> impl Iterator<Item = LegId> + use<> {
+        self.legs().into_iter().flatten()
+    }
+
+    /// The decode leg the request holds.
+    pub fn decode_leg(&self) -> Option<LegId> {
+        let [_, decode] = self.legs();
+        decode
+    }
+}
+
+/// What a decode node said before the first token arrived: its link may be faster than the prefill node's.
+#[derive(Debug, Default, PartialEq)]
+pub struct Early {
+    committed: bool,
+    finished: bool,
+    tokens: VecDeque<(SampledToken, StepTiming)>,
+}
+
+/// Why an attempt came to nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The link to the node is gone.
+    NodeLost,
+    /// The job's stream ended without a last event.
+    StreamLost(String),
+    /// The node reported a failure.
+    Failed(JobError),
+    /// The deadline of the named state passed.
+    Deadline(&'static str),
+    /// The node said something that makes no sense.
+    Nonsense(String),
+}
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NodeLost => f.write_str("node lost"),
+            Self::StreamLost(how) => write!(f, "job stream lost: {how}"),
+            Self::Failed(error) => write!(f, "job failed ({:?}): {}", error.kind, error.message),
+            Self::Deadline(state) => write!(f, "deadline passed while {state}"),
+            Self::Nonsense(what) => write!(f, "protocol violation: {what}"),
+        }
+    }
+}
+
+/// What the machine wants done, in order.
+#[derive(Debug, PartialEq)]
+pub enum Effect {
+    /// Tell the client.
+    Emit(ClientEvent),
+    /// Send the booked prefill job.
+    SendPrefill(LegId, Box<PrefillJob>),
+    /// Give the leg up: reset its stream, give back what is booked.
+    Release(LegId),
+    /// The prompt of the leg has been computed.
+    Computed(LegId),
+    /// The leg's node took the job.
+    Taken(LegId),
+    /// The decode leg holds this many tokens.
+    Grow(LegId, usize),
+    /// Put the request at the head of the queue.
+    Requeue,
+    /// Put the request among those that wait for another decode node.
+    AwaitDecode,
+    /// For logs and metrics.
+    Note(Note),
+}
+
+/// Something that happened to a request, for logs and metrics.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Note {
+    /// An attempt failed before the first token; the request starts again.
+    Restarted(Cause),
+    /// The request lost its decode leg and waits for another one.
+    Stranded(Cause),
+    /// The first token of a moved request came this long after the leg was lost.
+    Migrated(Duration),
+    /// The KV has been handed over.
+    HandedOff(HandoffStats),
+    /// A token that was known, or came behind the end.
+    Wasted,
+    /// Two nodes sampled different tokens for one position.
+    Disagreement {
+        /// The position.
+        position: u32,
+    },
+    /// A node says that the job will fail everywhere.
+    Rejected(JobError),
+    /// Something came that makes no difference.
+    Ignored(&'static str),
+}
+
+/// See the head of the file.
+pub struct Request {
+    /// What the client wants.
+    pub request: ServeRequest,
+    state: State,
+    ledger: Ledger,
+    epoch: Epoch,
+    submitted: Instant,
+    /// When the state's time is over.
+    deadline: Instant,
+    /// When the wait for a node is over, also if the request is sent back to it.
+    wait_until: Instant,
+    /// The first prefill job was sent then.
+    prefill_sent: Option<Instant>,
+    /// When the leg was lost whose place has not been taken yet.
+    stranded_at: Option<Instant>,
+    restarts: u32,
+    migrations: u32,
+    /// Node of the last failed attempt.
+    avoid: Option<NodeId>,
+}
+
+impl Request {
+    /// A request that has just been admitted.
+    pub fn new(now: Instant, request: ServeRequest, ledger: Ledger, limits: &RequestLimits) -> Self {
+        Self {
+            request,
+            state: State::Queued,
+            ledger,
+            epoch: Epoch(0),
+            submitted: now,
+            deadline: now + limits.queue_timeout,
+            wait_until: now + limits.queue_timeout,
+            prefill_sent: None,
+            stranded_at: None,
+            restarts: 0,
+            migrations: 0,
+            avoid: None,
+        }
+    }
+
+    /// Where it is.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// When the state's time is over.
+    pub fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Node of the last failed attempt.
+    pub fn avoid(&self) -> Option<&NodeId> {
+        self.avoid.as_ref()
+    }
+
+    /// Tokens of the prompt and accepted tokens.
+    pub fn tokens(&self) -> usize {
+        self.request.token_ids.len() + self.ledger.tokens().len()
+    }
+
+    /// True if a decode node is needed.
+    pub fn needs_decode(&self) -> bool {
+        self.request.stop.max_tokens > 1
+    }
+
+    /// Bytes it is charged for in the queue.
+    pub fn charge(&self) -> usize {
+        self.request.body_bytes + self.request.token_ids.len() * size_of::<u32>()
+    }
+
+    fn release_all(&self, out: &mut Vec<Effect>) {
+        out.extend(self.state.held_legs().map(Effect::Release));
+    }
+
+    fn done(&mut self, completion: Completion, out: &mut Vec<Effect>) {
+        // The nodes first: in the same tick in which the client learns of the end they do, too.
+        self.release_all(out);
+        self.state = State::Finished;
+        out.push(Effect::Emit(ClientEvent::Done(completion)));
+    }
+
+    /// Ends the request without an answer.
+    pub fn fail(&mut self, kind: ServeErrorKind, message: impl Into<String>, out: &mut Vec<Effect>) {
+        if self.state != State::Finished {
+            self.release_all(out);
+            self.state = State::Finished;
+            out.push(Effect::Emit(ClientEvent::Failed(ServeError::new(kind, message))));
+        }
+    }
+
+    /// Offers a token to the ledger. `leg` is where it came from.
+    fn token(&mut self, now: Instant, leg: LegId, token: SampledToken, step: StepTiming, ctx: &mut Context<'_>) {
+        let position = token.position;
+        match self.ledger.accept(token, step) {
+            Verdict::Accepted { token, completion } => {
+                ctx.out.push(Effect::Emit(ClientEvent::Token(token)));
+                match completion {
+                    Some(completion) => self.done(completion, ctx.out),
+                    None => self.deadline = now + ctx.limits.inter_token_timeout,
+                }
+            }
+            Verdict::Known { same: true } => ctx.out.push(Effect::Note(Note::Wasted)),
+            Verdict::Known { same: false } => ctx.out.push(Effect::Note(Note::Disagreement { position })),
+            Verdict::Gap { expected } => {
+                let what = format!("token {position} where token {expected} is due");
+                self.attempt_failed(now, leg, Cause::Nonsense(what), ctx);
+            }
+        }
+    }
+}
+
+/// What a transition needs beside the request itself.
+pub struct Context<'a> {
+    /// Deadlines and bounds.
+    pub limits: &'a RequestLimits,
+    /// What is to be done.
+    pub out: &'a mut Vec<Effect>,
+    /// The node the fact comes from or is about, if it is (still) connected.
+    pub node: Option<&'a Hello>,
+}
