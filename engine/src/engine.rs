@@ -203,7 +203,7 @@ impl Engine {
         }
         let id = self.new_id();
         self.scheduler
-            .join(Sequence::new(id, spec, table, num_computed, &self.limits));
+            .wait(Sequence::new(id, spec, table, num_computed, &self.limits));
         Ok(id)
     }
 

@@ -5,7 +5,7 @@
 //!
 //! 1. It enters by [`engine::Engine::add`] (tokens to be computed here) or by [`engine::Engine::reserve`], a transfer
 //!    into the reserved blocks, and [`engine::Engine::commit`] (tokens computed elsewhere). It gets an id; ids are ages.
-//! 2. It waits, oldest first, until a slot is free and the pool would suffice if nobody ended early ([`admission`]).
+//! 2. It waits, oldest first, until a slot is free and the pool would suffice if nobody ended early (see `admission`).
 //! 3. Every step `plan -> Runner::execute -> apply` moves its one counter, `num_computed`, towards its number of tokens:
 //!    a prompt in chunks, a running sequence by one row, both in one batch.
 //! 4. Whenever the counter meets the number of tokens, one token is sampled and appended: an [`event::EngineEvent`].

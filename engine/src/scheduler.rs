@@ -96,19 +96,10 @@ impl Scheduler {
         }
     }
 
-    /// Takes a new sequence in, to wait.
+    /// Takes a sequence in. One that owns blocks gets a slot with the next plan, if there is one.
     pub(crate) fn wait(&mut self, sequence: Sequence) {
         let index = self.waiting.partition_point(|other| other.id < sequence.id);
         self.waiting.insert(index, sequence);
-    }
-
-    /// Takes in a sequence that owns blocks: into the batch, if there is a slot.
-    pub(crate) fn join(&mut self, sequence: Sequence) {
-        if self.running.len() < self.limits.max_num_seqs {
-            self.run(sequence);
-        } else {
-            self.wait(sequence);
-        }
     }
 
     fn run(&mut self, sequence: Sequence) -> usize {
@@ -127,70 +118,82 @@ impl Scheduler {
     /// Fills the plan of a step; it stays empty if no sequence can advance.
     pub(crate) fn schedule(&mut self, pass: &mut Pass<'_>) {
         clear(pass.plan);
+        self.seat_owners();
         let single = self.running.iter().filter(|sequence| sequence.pending() == 1).count();
         let mut budget = StepBudget::new(self.limits.max_batch_tokens, single, self.limits.prefill_chunk_tokens);
-        let preemptions = self.preemptions;
         let mut index = 0;
         while index < self.running.len() {
-            self.plan_rows(index, true, &mut budget, pass);
+            self.make_room(index, &budget, pass);
+            self.plan_rows(index, &mut budget, pass);
             index += 1;
         }
-        // Who has just lost its blocks is the next to get some, and not in the step that took them.
-        if self.preemptions == preemptions {
-            self.admit(&mut budget, pass);
+        self.admit(&mut budget, pass);
+    }
+
+    /// Gives free slots to those who wait with blocks of their own (they were committed), oldest first. Nobody need be
+    /// asked whether the pool suffices: they take part in everybody's forecast already.
+    fn seat_owners(&mut self) {
+        while self.running.len() < self.limits.max_num_seqs {
+            let Some(at) = self.waiting.iter().position(|sequence| !sequence.table.is_empty()) else {
+                return;
+            };
+            let Some(sequence) = self.waiting.remove(at) else {
+                return;
+            };
+            self.run(sequence);
         }
     }
 
-    /// Starts waiting sequences while there are slots, rows and blocks: first those that own their blocks already (they
-    /// were committed when no slot was free), then the others, oldest first.
+    /// Starts waiting sequences, oldest first, while there are slots, rows and blocks. A forecast that fits leaves blocks
+    /// for what is computed now, so none of them has to take any from a sequence whose rows are in the plan already.
     fn admit(&mut self, budget: &mut StepBudget, pass: &mut Pass<'_>) {
         while self.running.len() < self.limits.max_num_seqs {
-            let owner = self.waiting.iter().position(|sequence| !sequence.table.is_empty());
-            let Some(next) = self.waiting.get(owner.unwrap_or(0)) else {
-                return;
-            };
+            let Some(next) = self.waiting.front() else { return };
             if budget.rows_for(next.pending()) == 0 {
                 return;
             }
-            if owner.is_none() {
-                let holders = self.running.iter().chain([next]).map(Sequence::holder);
-                let total = pass.pool.total();
-                if self.forecast.peak(holders.chain(pass.others.iter().copied()), total) > total {
-                    return;
-                }
+            let owners = self
+                .waiting
+                .iter()
+                .skip(1)
+                .filter(|sequence| !sequence.table.is_empty());
+            let holders = self.running.iter().chain([next]).chain(owners).map(Sequence::holder);
+            let total = pass.pool.total();
+            if self.forecast.peak(holders.chain(pass.others.iter().copied()), total) > total {
+                return;
             }
-            let Some(sequence) = self.waiting.remove(owner.unwrap_or(0)) else {
+            let Some(sequence) = self.waiting.pop_front() else {
                 return;
             };
             let index = self.run(sequence);
-            // Younger sequences may be in the plan already, so none can be preempted for this one any more.
-            self.plan_rows(index, false, budget, pass);
+            self.plan_rows(index, budget, pass);
         }
     }
 
-    /// Plans the next rows of the running sequence at `index`, as many as budget and blocks allow.
-    fn plan_rows(&mut self, index: usize, may_preempt: bool, budget: &mut StepBudget, pass: &mut Pass<'_>) {
-        let pending = self.running[index].pending();
-        let wanted = budget.rows_for(pending);
-        if wanted == 0 {
-            return;
+    /// Rows that the running sequence at `index` may compute now, as many as budget and blocks allow.
+    fn rows_for(&self, index: usize, budget: &StepBudget, pool: &BlockManager) -> usize {
+        let sequence = &self.running[index];
+        let capacity = (sequence.table.len() + pool.free()) * self.limits.block_tokens;
+        budget
+            .rows_for(sequence.pending())
+            .min(capacity - sequence.num_computed)
+    }
+
+    /// Preempts younger sequences until the running one at `index` can compute a row, if only blocks are missing.
+    fn make_room(&mut self, index: usize, budget: &StepBudget, pass: &mut Pass<'_>) {
+        if budget.rows_for(self.running[index].pending()) > 0 {
+            while self.rows_for(index, budget, pass.pool) == 0 && self.preempt_younger(index, pass) {}
         }
-        let rows = loop {
-            let sequence = &self.running[index];
-            let capacity = (sequence.table.len() + pass.pool.free()) * self.limits.block_tokens;
-            let rows = wanted.min(capacity - sequence.num_computed);
-            if rows > 0 || !may_preempt || !self.preempt_younger(index, pass) {
-                break rows;
-            }
-        };
-        if rows == 0 {
-            return;
-        }
+    }
+
+    /// Plans the next rows of the running sequence at `index`; none if it has to wait.
+    fn plan_rows(&mut self, index: usize, budget: &mut StepBudget, pass: &mut Pass<'_>) {
+        let rows = self.rows_for(index, budget, pass.pool);
         let sequence = &mut self.running[index];
         let blocks = self.limits.blocks_for(sequence.num_computed + rows);
         let missing = blocks.saturating_sub(sequence.table.len());
-        if pass.pool.grow(&mut sequence.table, missing).is_ok() {
-            budget.take(pending, rows);
+        if rows > 0 && pass.pool.grow(&mut sequence.table, missing).is_ok() {
+            budget.take(sequence.pending(), rows);
             emit(pass.plan, sequence, rows, blocks);
         }
     }
@@ -200,7 +203,6 @@ impl Scheduler {
     fn preempt_younger(&mut self, index: usize, pass: &mut Pass<'_>) -> bool {
         let waiting = self.waiting.iter().rposition(|sequence| !sequence.table.is_empty());
         let waiting_id = waiting.map(|at| self.waiting[at].id);
-        // The last running sequence owns no blocks only if it could not get any.
         let running = self.running.iter().rposition(|sequence| !sequence.table.is_empty());
         let running_id = running.map(|at| self.running[at].id);
         let victim = waiting_id.max(running_id);

@@ -221,6 +221,25 @@ fn a_sequence_cancelled_in_flight_says_nothing_and_keeps_its_blocks_until_the_st
 }
 
 #[test]
+fn a_sequence_cancelled_after_its_preemption_is_not_reported() {
+    let mut bench = Bench::reckless(EngineLimits {
+        total_blocks: 4,
+        max_seq_len: 16,
+        ..limits()
+    });
+    bench.add(spec(prompt(1, 4), 9));
+    let younger = bench.add(spec(prompt(2, 4), 9));
+    bench.run_steps(5);
+    let plan = bench.engine.plan().unwrap().clone();
+    assert_eq!((plan.sequences.len(), bench.engine.stats().preemptions), (1, 1));
+    assert!(bench.cancel(younger));
+    // `Bench` does not accept events of a sequence that was cancelled.
+    bench.execute(&plan);
+    bench.run();
+    bench.assert_complete_and_idle();
+}
+
+#[test]
 fn a_plan_in_flight_is_given_out_again_unchanged() {
     let mut bench = Bench::new(limits());
     bench.add(spec(prompt(1, 5), 2));

@@ -247,8 +247,8 @@ fn a_commit_without_a_free_slot_is_first_in_line() {
          add 2 max 1       => 1
          step              => 0:0-1*
          commit 0 max 2    => 2
-         stats             => free 14 owned 2 running 1 waiting 2 held 0
          step              => 0:2-2* end 0 Length
+         stats             => free 15 owned 1 running 0 waiting 2 held 0
          step              => 2:4-4* end 2 Length
          step              => 1:0-1* end 1 Length",
     );
@@ -277,5 +277,133 @@ fn held_blocks_stay_until_released() {
          cancel 1          => yes
          release 1         => no
          stats             => free 4 owned 0 running 0 waiting 0 held 0",
+    );
+}
+
+#[test]
+fn running_sequences_keep_their_row_when_an_older_prompt_takes_the_rest() {
+    check(
+        engine(EngineLimits {
+            prefill_chunk_tokens: 8,
+            ..limits()
+        }),
+        "reserve 4 grow 9  => 0 [0]
+         reserve 4 grow 9  => 1 [1]
+         add 20 max 1      => 0
+         commit 0 max 9    => 1
+         commit 1 max 9    => 2
+         step              => 1:4-4* 2:4-4* 0:0-5
+         step              => 0:6-11 1:5-5* 2:5-5*
+         step              => 0:12-17 1:6-6* 2:6-6*
+         step              => 0:18-19* 1:7-7* 2:7-7* end 0 Length",
+    );
+}
+
+#[test]
+fn a_chunk_shrinks_to_the_blocks_there_are() {
+    check(
+        Engine::with_horizon(
+            EngineLimits {
+                total_blocks: 5,
+                max_seq_len: 20,
+                ..limits()
+            },
+            0,
+        )
+        .unwrap(),
+        "add 3 max 9       => 0
+         add 16 max 1      => 1
+         step              => 0:0-2* 1:0-4
+         step              => 0:3-3* 1:5-10
+         step              => 0:4-4* 1:11-11
+         step              => 0:5-5*",
+    );
+}
+
+#[test]
+fn a_held_sequence_is_not_expected_to_make_room() {
+    check(
+        engine(EngineLimits {
+            total_blocks: 4,
+            max_seq_len: 16,
+            ..limits()
+        }),
+        "add 4 max 3 hold  => 0
+         add 4 max 9       => 1
+         step              => 0:0-3*
+         step              => 0:4-4*
+         step              => 0:5-5* end 0 Length
+         step              => idle
+         release 0         => yes
+         step              => 1:0-3*",
+    );
+}
+
+#[test]
+fn a_prompt_in_progress_is_not_expected_to_make_room() {
+    check(
+        engine(EngineLimits {
+            total_blocks: 4,
+            max_seq_len: 16,
+            prefill_chunk_tokens: 2,
+            ..limits()
+        }),
+        "add 8 max 1       => 0
+         add 4 max 9       => 1
+         step              => 0:0-1
+         step              => 0:2-3
+         step              => 0:4-5
+         step              => 0:6-7* end 0 Length
+         step              => 1:0-1",
+    );
+}
+
+#[test]
+fn a_waiting_commit_gives_way_to_an_older_sequence() {
+    check(
+        Engine::with_horizon(
+            EngineLimits {
+                total_blocks: 2,
+                max_seq_len: 8,
+                max_num_seqs: 1,
+                ..limits()
+            },
+            0,
+        )
+        .unwrap(),
+        "reserve 4 grow 2  => 0 [0]
+         add 4 max 3       => 0
+         step              => 0:0-3*
+         commit 0 max 2    => 1
+         step              => 0:4-4* preempted 1
+         step              => 0:5-5* end 0 Length
+         step              => 1:0-4* end 1 Length",
+    );
+}
+
+#[test]
+fn of_two_commits_the_older_runs_first_and_the_younger_gives_way() {
+    check(
+        Engine::with_horizon(
+            EngineLimits {
+                total_blocks: 4,
+                max_seq_len: 16,
+                max_num_seqs: 2,
+                ..limits()
+            },
+            0,
+        )
+        .unwrap(),
+        "reserve 4 grow 9  => 0 [0]
+         reserve 4 grow 9  => 1 [1]
+         add 4 max 2       => 0
+         add 4 max 3 hold  => 1
+         step              => 0:0-3* 1:0-3*
+         commit 0 max 9    => 2
+         cancel 0          => yes
+         commit 1 max 9    => 3
+         step              => 1:4-4* 2:4-4* preempted 3
+         step              => 1:5-5* 2:5-5* end 1 Length
+         step              => 2:6-6*",
     );
 }
