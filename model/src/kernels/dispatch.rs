@@ -7,9 +7,11 @@
 use super::CpuLevel;
 use super::cpu::Cpu;
 use super::lanes::{IntLanes, Lanes, Portable};
+#[cfg(target_arch = "x86_64")]
+use super::x86::{Avx2, Avx512};
 
 /// A kernel with its arguments. `run` and all that it calls must be `#[inline(always)]`, so that they are compiled
-/// with the instructions of the caller.
+/// with the instructions of the caller; work in closures is not.
 pub(super) trait Kernel {
     type Output;
     fn run<S: Lanes>(self) -> Self::Output;
@@ -26,9 +28,11 @@ pub(super) fn run<K: Kernel>(cpu: &Cpu, kernel: K) -> K::Output {
     match cpu.level() {
         CpuLevel::Portable => kernel.run::<Portable>(),
         #[cfg(target_arch = "x86_64")]
-        CpuLevel::Avx2 => kernel.run::<Portable>(),
+        // SAFETY: a `Cpu` has a level only if the CPU has its instructions.
+        CpuLevel::Avx2 => unsafe { avx2(kernel) },
         #[cfg(target_arch = "x86_64")]
-        CpuLevel::Avx512 | CpuLevel::Avx512Vnni => kernel.run::<Portable>(),
+        // SAFETY: as above.
+        CpuLevel::Avx512 | CpuLevel::Avx512Vnni => unsafe { avx512(kernel) },
         #[cfg(not(target_arch = "x86_64"))]
         CpuLevel::Avx2 | CpuLevel::Avx512 | CpuLevel::Avx512Vnni => kernel.run::<Portable>(),
     }
@@ -39,10 +43,36 @@ pub(super) fn run_int<K: IntKernel>(cpu: &Cpu, kernel: K) -> K::Output {
     match cpu.level() {
         CpuLevel::Portable => kernel.run::<Portable>(),
         #[cfg(target_arch = "x86_64")]
-        CpuLevel::Avx2 | CpuLevel::Avx512 => kernel.run::<Portable>(),
+        // SAFETY: a `Cpu` has a level only if the CPU has its instructions.
+        CpuLevel::Avx2 | CpuLevel::Avx512 => unsafe { avx2_int(kernel) },
         #[cfg(target_arch = "x86_64")]
-        CpuLevel::Avx512Vnni => kernel.run::<Portable>(),
+        // SAFETY: as above.
+        CpuLevel::Avx512Vnni => unsafe { avx512_int(kernel) },
         #[cfg(not(target_arch = "x86_64"))]
         CpuLevel::Avx2 | CpuLevel::Avx512 | CpuLevel::Avx512Vnni => kernel.run::<Portable>(),
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn avx2<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx2>()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma,f16c")]
+fn avx512<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx512>()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn avx2_int<K: IntKernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx2>()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn avx512_int<K: IntKernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx512>()
 }

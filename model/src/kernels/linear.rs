@@ -15,7 +15,7 @@ use super::gemm::Product;
 use super::ggml::GgmlType;
 use super::int_gemm::{Int8Block, IntProduct, Q4Weights, Q8Weights, Weights};
 use super::lanes::{IntLanes, LANES, Lanes};
-use super::pack::{BLOCK, Packed, pack_dequantised, pack_f32, pack_q4, pack_q8};
+use super::pack::{BLOCK, Line, Packed, pack_dequantised, pack_f32, pack_q4, pack_q8};
 
 /// How a quantised matrix is multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,23 +199,36 @@ struct Part<'a> {
     tiles: Range<usize>,
 }
 
+/// The product of one kind of weights. (A trait and not a closure: closures are not compiled with the caller's
+/// instructions.)
+trait Tiles<S> {
+    /// The product for `tiles` tiles from `tile` on and some rows, to `y` with rows `y_row` apart.
+    ///
+    /// # Safety
+    /// `y` must have room for them.
+    unsafe fn product(&self, part: &Part<'_>, y: (*mut f32, usize), tiles: Range<usize>, rows: Range<usize>);
+}
+
 impl Part<'_> {
-    /// Calls `product(y, y_row, first tile, tiles, rows)` for the full tiles, and for a last tile with fewer than 16
-    /// columns through a buffer, since a register tile always writes 16.
+    /// The product for the full tiles, and for a last tile with fewer than 16 columns through a buffer, since a
+    /// register tile always writes 16.
     #[inline(always)]
-    fn for_tiles(&self, mut product: impl FnMut(*mut f32, usize, usize, usize, Range<usize>)) {
+    fn run_tiles<S: Lanes>(&self, weights: impl Tiles<S>) {
         let Range { start, end } = self.tiles;
         let n = self.linear.n;
         let full = end.min(n / LANES);
         if start < full {
-            product(self.y.0.wrapping_add(start * LANES), n, start, full - start, 0..self.m);
+            let y = (self.y.0.wrapping_add(start * LANES), n);
+            // SAFETY: y is m x n, as `forward_many` checked, and these tiles' columns are below n.
+            unsafe { weights.product(self, y, start..full, 0..self.m) };
         }
         if full < end {
             let columns = n % LANES;
             let mut buffer = [0.0; 8 * LANES];
             for row in (0..self.m).step_by(8) {
                 let rows = row..self.m.min(row + 8);
-                product(buffer.as_mut_ptr(), LANES, full, 1, rows.clone());
+                // SAFETY: the buffer has 8 rows of one tile.
+                unsafe { weights.product(self, (buffer.as_mut_ptr(), LANES), full..end, rows.clone()) };
                 for (from, row) in buffer.chunks_exact(LANES).zip(rows) {
                     let to = self.y.0.wrapping_add(row * n + full * LANES);
                     // SAFETY: the last `columns` values of a row of y, which `forward_many` checked to be m x n, and
@@ -225,24 +238,48 @@ impl Part<'_> {
             }
         }
     }
+}
 
+struct Floats<'a>(&'a [Line]);
+
+impl<S: Lanes> Tiles<S> for Floats<'_> {
     #[inline(always)]
-    fn int<S: IntLanes, W: Weights>(&self, w: W) {
-        let blocks = self.linear.k / BLOCK;
-        self.for_tiles(|y, y_row, tile, tiles, rows| {
-            let x = self.blocks[rows.start * blocks..rows.end * blocks].as_ptr();
-            let product = IntProduct {
-                w,
-                tile,
-                blocks,
-                x,
-                y,
-                y_row,
-            };
-            // SAFETY: x has k / 32 blocks for each row, the matrix has the tiles, and y (or the buffer) has the rows
-            // and columns; all were checked by `forward_many`, `from_ggml` and `for_tiles`.
-            unsafe { product.run::<S>(rows.len(), tiles) };
-        });
+    unsafe fn product(&self, part: &Part<'_>, y: (*mut f32, usize), tiles: Range<usize>, rows: Range<usize>) {
+        let k = part.linear.k;
+        let product = Product {
+            w: self.0[tiles.start * k..tiles.end * k].as_ptr().cast(),
+            w_tile: k * LANES,
+            w_k: LANES,
+            k,
+            x: part.x[rows.start * k..rows.end * k].as_ptr(),
+            x_row: k,
+            y: y.0,
+            y_row: y.1,
+            accumulate: false,
+        };
+        // SAFETY: the slices above have the rows and tiles; the caller vouches for y.
+        unsafe { product.run::<S>(rows.len(), tiles.len()) };
+    }
+}
+
+struct Quants<W>(W);
+
+impl<S: IntLanes, W: Weights> Tiles<S> for Quants<W> {
+    #[inline(always)]
+    unsafe fn product(&self, part: &Part<'_>, y: (*mut f32, usize), tiles: Range<usize>, rows: Range<usize>) {
+        let blocks = part.linear.k / BLOCK;
+        let x = part.blocks[rows.start * blocks..rows.end * blocks].as_ptr();
+        let product = IntProduct {
+            w: self.0,
+            tile: tiles.start,
+            blocks,
+            x,
+            y: y.0,
+            y_row: y.1,
+        };
+        // SAFETY: the slice above has the rows; the matrix has the tiles, since `forward_many` splits those it has;
+        // the caller vouches for y.
+        unsafe { product.run::<S>(rows.len(), tiles.len()) };
     }
 }
 
@@ -250,26 +287,9 @@ impl Kernel for Part<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Lanes>(self) {
-        let Packed::F32(lines) = &self.linear.packed else {
-            return;
-        };
-        let k = self.linear.k;
-        self.for_tiles(|y, y_row, tile, tiles, rows| {
-            let product = Product {
-                w: lines[tile * k..(tile + tiles) * k].as_ptr().cast(),
-                w_tile: k * LANES,
-                w_k: LANES,
-                k,
-                x: self.x[rows.start * k..rows.end * k].as_ptr(),
-                x_row: k,
-                y,
-                y_row,
-                accumulate: false,
-            };
-            // SAFETY: the slices above have the rows and tiles; y (or the buffer) has the rows and columns, as
-            // checked by `forward_many` and `for_tiles`.
-            unsafe { product.run::<S>(rows.len(), tiles) };
-        });
+        if let Packed::F32(lines) = &self.linear.packed {
+            self.run_tiles::<S>(Floats(lines));
+        }
     }
 }
 
@@ -278,8 +298,10 @@ impl IntKernel for Part<'_> {
     #[inline(always)]
     fn run<S: IntLanes>(self) {
         match &self.linear.packed {
-            Packed::Q4(tiles) => self.int::<S, _>(Q4Weights(tiles.as_ptr())),
-            Packed::Q8 { tiles, scales } => self.int::<S, _>(Q8Weights(tiles.as_ptr(), scales.as_ptr())),
+            Packed::Q4(tiles) => self.run_tiles::<S>(Quants(Q4Weights(tiles.as_ptr()))),
+            Packed::Q8 { tiles, scales } => {
+                self.run_tiles::<S>(Quants(Q8Weights(tiles.as_ptr(), scales.as_ptr())));
+            }
             Packed::F32(_) => {}
         }
     }

@@ -31,6 +31,11 @@ mod norm;
 mod pack;
 mod rope;
 mod softmax;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+#[cfg(test)]
+mod tests;
 
 pub use activation::{add, add_bias, gelu_tanh_mul, silu_mul};
 pub use attention::{AttentionShape, PagedAttention, SequenceRows};

@@ -1,0 +1,298 @@
+//! Products with packed weights.
+
+use half::f16;
+
+use super::super::ggml::dequantise;
+use super::super::{Cpu, CpuLevel, GgmlType, Linear, LinearMode, Scratch, forward_many};
+use super::{Numbers, bits, cpus, relative_error};
+
+const QUANTISED: [GgmlType; 3] = [GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q8_0];
+
+/// A tensor of random blocks with small scales and minima.
+fn tensor(ggml_type: GgmlType, n: usize, k: usize, numbers: &mut Numbers) -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..n * ggml_type.row_bytes(k).unwrap())
+        .map(|_| (numbers.bits() >> 24) as u8)
+        .collect();
+    for block in bytes.chunks_exact_mut(ggml_type.block_bytes()) {
+        block[..2].copy_from_slice(&f16::from_f32(numbers.unit() * 0.02).to_le_bytes());
+        if ggml_type == GgmlType::Q4_1 {
+            block[2..4].copy_from_slice(&f16::from_f32(numbers.unit() * 0.1).to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// One output of a quantised product, straight from the file's blocks: what the kernels are defined to compute.
+fn quantised_output(ggml_type: GgmlType, row: &[u8], x: &[f32]) -> f32 {
+    let mut acc = 0.0f32;
+    for (block, x) in row.chunks_exact(ggml_type.block_bytes()).zip(x.chunks_exact(32)) {
+        let largest = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+        let (d_x, inverse) = if largest < 1e-30 {
+            (0.0, 0.0)
+        } else {
+            (largest / 127.0, 127.0 / largest)
+        };
+        let xs: Vec<i32> = x.iter().map(|x| (x * inverse).round_ties_even() as i32).collect();
+        let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+        let (ws, min): (Vec<i32>, f32) = match ggml_type {
+            GgmlType::Q8_0 => (block[2..].iter().map(|&q| i32::from(q.cast_signed())).collect(), 0.0),
+            _ => {
+                let (header, min) = if ggml_type == GgmlType::Q4_1 {
+                    (4, half(2))
+                } else {
+                    (2, -8.0 * half(0))
+                };
+                let low = block[header..].iter().map(|&q| i32::from(q & 15));
+                (
+                    low.chain(block[header..].iter().map(|&q| i32::from(q >> 4))).collect(),
+                    min,
+                )
+            }
+        };
+        let dot: i32 = ws.iter().zip(&xs).map(|(w, x)| w * x).sum();
+        acc = (dot as f32 * half(0)).mul_add(d_x, acc);
+        if ggml_type != GgmlType::Q8_0 {
+            acc = min.mul_add(d_x * xs.iter().sum::<i32>() as f32, acc);
+        }
+    }
+    acc
+}
+
+fn forward(linear: &Linear, cpu: &Cpu, x: &[f32]) -> Vec<f32> {
+    let m = x.len() / linear.k();
+    let mut y = vec![f32::NAN; m * linear.n()];
+    linear.forward(cpu, x, m, &mut y, &mut Scratch::default()).unwrap();
+    y
+}
+
+#[test]
+fn quantised_products_are_those_of_the_blocks() {
+    let mut numbers = Numbers::new(3);
+    for (n, k) in [(16, 32), (1, 32), (49, 96), (176, 576), (15, 64)] {
+        for ggml_type in QUANTISED {
+            let data = tensor(ggml_type, n, k, &mut numbers);
+            let linear = Linear::from_ggml(ggml_type, n, k, &data, LinearMode::Quantised).unwrap();
+            let mut x = numbers.units(3 * k);
+            x[k..k + 32].fill(0.0); // a block without a scale
+            let row = data.len() / n;
+            let expected: Vec<f32> = x
+                .chunks_exact(k)
+                .flat_map(|x| {
+                    data.chunks_exact(row)
+                        .map(|w| quantised_output(ggml_type, w, x))
+                        .collect::<Vec<_>>()
+                })
+                .collect();
+            for cpu in cpus() {
+                let found = forward(&linear, &cpu, &x);
+                assert_eq!(
+                    bits(&found),
+                    bits(&expected),
+                    "{ggml_type:?} {n} x {k}, {}",
+                    cpu.level().as_str()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn float_products_take_k_in_order() {
+    let mut numbers = Numbers::new(4);
+    for (n, k) in [(16, 1), (1, 7), (49, 33), (176, 100), (31, 576)] {
+        let (w, x) = (numbers.units(n * k), numbers.units(3 * k));
+        let linear = Linear::from_f32(n, k, &w).unwrap();
+        let dot = |x: &[f32], w: &[f32]| x.iter().zip(w).fold(0.0f32, |acc, (x, w)| w.mul_add(*x, acc));
+        let expected: Vec<f32> = x
+            .chunks_exact(k)
+            .flat_map(|x| w.chunks_exact(k).map(|w| dot(x, w)).collect::<Vec<_>>())
+            .collect();
+        for cpu in cpus() {
+            let found = forward(&linear, &cpu, &x);
+            assert_eq!(bits(&found), bits(&expected), "{n} x {k}, {}", cpu.level().as_str());
+        }
+    }
+}
+
+/// One matrix of every kind.
+fn matrices(n: usize, k: usize, numbers: &mut Numbers) -> Vec<Linear> {
+    let mut matrices = vec![Linear::from_f32(n, k, &numbers.units(n * k)).unwrap()];
+    for ggml_type in QUANTISED {
+        let data = tensor(ggml_type, n, k, numbers);
+        matrices.push(Linear::from_ggml(ggml_type, n, k, &data, LinearMode::Quantised).unwrap());
+    }
+    matrices
+}
+
+#[test]
+fn a_row_does_not_depend_on_its_batch() {
+    let mut numbers = Numbers::new(5);
+    let (n, k) = (151, 160);
+    let x = numbers.units(40 * k);
+    for linear in matrices(n, k, &mut numbers) {
+        for cpu in cpus() {
+            let alone: Vec<f32> = x.chunks_exact(k).flat_map(|x| forward(&linear, &cpu, x)).collect();
+            for m in 1..=40 {
+                let together = forward(&linear, &cpu, &x[..m * k]);
+                assert_eq!(
+                    bits(&together),
+                    bits(&alone[..m * n]),
+                    "first {m} rows, {}",
+                    cpu.level().as_str()
+                );
+                let last = forward(&linear, &cpu, &x[(40 - m) * k..]);
+                assert_eq!(
+                    bits(&last),
+                    bits(&alone[(40 - m) * n..]),
+                    "last {m} rows, {}",
+                    cpu.level().as_str()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    let mut numbers = Numbers::new(6);
+    let k = 96;
+    for n in [1, 16, 40, 150] {
+        let x = numbers.units(11 * k);
+        for linear in matrices(n, k, &mut numbers) {
+            let expected = bits(&forward(&linear, &Cpu::new(1).unwrap(), &x));
+            for threads in [2, 3, 7] {
+                let cpu = Cpu::new(threads).unwrap();
+                assert_eq!(
+                    bits(&forward(&linear, &cpu, &x)),
+                    expected,
+                    "{threads} threads, n = {n}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_the_same_rows_are_those_of_each() {
+    let mut numbers = Numbers::new(7);
+    let (m, n, k) = (5, 24, 64);
+    let (cpu, x) = (Cpu::new(1).unwrap(), numbers.units(m * k));
+    let matrices = matrices(n, k, &mut numbers);
+    let mut outputs = vec![vec![f32::NAN; m * n]; matrices.len()];
+    let mut products: Vec<(&Linear, &mut [f32])> = matrices
+        .iter()
+        .zip(&mut outputs)
+        .map(|(w, y)| (w, y.as_mut_slice()))
+        .collect();
+    forward_many(&cpu, &mut products, &x, m, &mut Scratch::default()).unwrap();
+    for (linear, output) in matrices.iter().zip(&outputs) {
+        assert_eq!(bits(output), bits(&forward(linear, &cpu, &x)));
+    }
+}
+
+#[test]
+fn int8_activations_cost_less_than_one_percent() {
+    let mut numbers = Numbers::new(8);
+    let (m, n, k) = (4, 64, 576);
+    for ggml_type in QUANTISED {
+        let data = tensor(ggml_type, n, k, &mut numbers);
+        let x = numbers.units(m * k);
+        let mut w = vec![0.0; n * k];
+        dequantise(ggml_type, &data, &mut w).unwrap();
+        let dot = |x: &[f32], w: &[f32]| -> f64 { x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum() };
+        let expected: Vec<f64> = x
+            .chunks_exact(k)
+            .flat_map(|x| w.chunks_exact(k).map(|w| dot(x, w)).collect::<Vec<_>>())
+            .collect();
+        let cpu = Cpu::new(1).unwrap();
+        let quantised = Linear::from_ggml(ggml_type, n, k, &data, LinearMode::Quantised).unwrap();
+        let error = relative_error(&forward(&quantised, &cpu, &x), &expected);
+        assert!(
+            error > 1e-6 && error < 0.01,
+            "{ggml_type:?} quantised: relative error {error}"
+        );
+        let floats = Linear::from_ggml(ggml_type, n, k, &data, LinearMode::Float32).unwrap();
+        let error = relative_error(&forward(&floats, &cpu, &x), &expected);
+        assert!(error < 1e-6, "{ggml_type:?} in f32: relative error {error}");
+        assert!(floats.bytes() > 3 * quantised.bytes());
+    }
+}
+
+#[test]
+fn what_is_not_finite_stays_in_its_row() {
+    let mut numbers = Numbers::new(9);
+    let (n, k) = (20, 64);
+    for linear in matrices(n, k, &mut numbers) {
+        for cpu in cpus() {
+            let clean = numbers.units(3 * k);
+            let expected = forward(&linear, &cpu, &clean);
+            for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut x = clean.clone();
+                x[k + 40] = poison;
+                let found = forward(&linear, &cpu, &x);
+                assert!(
+                    found[n..2 * n].iter().all(|y| !y.is_finite()),
+                    "{poison} gave {:?}",
+                    &found[n..2 * n]
+                );
+                assert_eq!(bits(&found[..n]), bits(&expected[..n]));
+                assert_eq!(bits(&found[2 * n..]), bits(&expected[2 * n..]));
+            }
+        }
+    }
+}
+
+#[test]
+fn tiny_and_huge_activations_are_scaled() {
+    let mut numbers = Numbers::new(10);
+    let (n, k) = (16, 64);
+    let data = tensor(GgmlType::Q8_0, n, k, &mut numbers);
+    let linear = Linear::from_ggml(GgmlType::Q8_0, n, k, &data, LinearMode::Quantised).unwrap();
+    let (cpu, x) = (Cpu::new(1).unwrap(), numbers.units(k));
+    let plain: Vec<f64> = forward(&linear, &cpu, &x).iter().map(|&y| f64::from(y)).collect();
+    for factor in [1e-20f32, 1e20, 1e30] {
+        let scaled: Vec<f32> = x.iter().map(|x| x * factor).collect();
+        let found: Vec<f32> = forward(&linear, &cpu, &scaled).iter().map(|y| y / factor).collect();
+        assert!(relative_error(&found, &plain) < 0.02, "times {factor}");
+    }
+    let vanishing: Vec<f32> = x.iter().map(|x| x * 1e-38).collect();
+    assert!(forward(&linear, &cpu, &vanishing).iter().all(|&y| y == 0.0));
+}
+
+#[test]
+fn wrong_sizes_and_scales_are_named() {
+    let cpu = Cpu::with_level(CpuLevel::Portable, 1).unwrap();
+    let message = |result: Result<Linear, _>| match result {
+        Ok(_) => String::new(),
+        Err(e) => super::super::KernelError::to_string(&e),
+    };
+    let load = |n, k, data: &[u8]| message(Linear::from_ggml(GgmlType::Q4_1, n, k, data, LinearMode::Quantised));
+    assert!(load(2, 33, &[0; 40]).contains("a row of 33 values cannot be Q4_1"));
+    assert!(load(2, 32, &[0; 39]).contains("bytes of a weight tensor is 39, must be 40"));
+    assert!(load(0, 32, &[]).contains("output features of a weight matrix is 0"));
+    assert!(load(2, 0, &[]).contains("input features of a weight matrix is 0"));
+    let mut data = [0u8; 80];
+    data[62..64].copy_from_slice(&f16::INFINITY.to_le_bytes());
+    assert!(load(2, 64, &data).contains("weight row 1, block 1: scale inf"));
+    assert!(message(Linear::from_f32(2, 3, &[0.0; 5])).contains("number of weights is 5, must be 6"));
+
+    let linear = Linear::from_f32(2, 3, &[1.0; 6]).unwrap();
+    let run = |x: usize, m: usize, y: usize| {
+        let mut scratch = Scratch::default();
+        linear
+            .forward(&cpu, &vec![0.0; x], m, &mut vec![0.0; y], &mut scratch)
+            .map_err(|e| e.to_string())
+    };
+    assert_eq!(run(6, 2, 4), Ok(()));
+    assert_eq!(run(0, 0, 0), Ok(()));
+    assert!(
+        run(5, 2, 4)
+            .unwrap_err()
+            .contains("length of a product's input is 5, must be 6")
+    );
+    assert!(
+        run(6, 2, 3)
+            .unwrap_err()
+            .contains("length of a product's output is 3, must be 4")
+    );
+}
