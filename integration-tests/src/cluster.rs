@@ -1,0 +1,305 @@
+//! A coordinator and its nodes as processes on loopback.
+//!
+//! Each cluster has a directory of its own with certificates and logs, takes free ports, and ends its processes, by
+//! process id, when it is dropped.
+
+use std::fs::File;
+use std::net::{TcpListener, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use runtime::clock::Clock;
+use tempfile::TempDir;
+
+use crate::files::binary;
+
+/// What a cluster consists of.
+#[derive(Clone, Debug)]
+pub struct ClusterSpec {
+    /// Model file or directory.
+    pub model: PathBuf,
+    /// Number of prefill nodes.
+    pub prefill: usize,
+    /// Number of decode nodes.
+    pub decode: usize,
+    /// Settings of all processes: `section.field=value`.
+    pub settings: Vec<String>,
+    /// How long the cluster may take until it is ready.
+    pub ready_within: Duration,
+}
+
+impl ClusterSpec {
+    /// One prefill and one decode node.
+    pub fn pair(model: impl Into<PathBuf>) -> Self {
+        Self { model: model.into(), prefill: 1, decode: 1, settings: Vec::new(), ready_within: Duration::from_secs(60) }
+    }
+
+    /// With one more setting.
+    #[must_use]
+    pub fn set(mut self, setting: impl Into<String>) -> Self {
+        self.settings.push(setting.into());
+        self
+    }
+}
+
+/// One process of a cluster.
+#[derive(Debug)]
+pub struct Process {
+    /// `coordinator`, `prefill-0`, `decode-0`, ...
+    pub name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+/// A running cluster.
+#[derive(Debug)]
+pub struct Cluster {
+    spec: ClusterSpec,
+    dir: TempDir,
+    http_port: u16,
+    control_port: u16,
+    processes: Vec<Process>,
+}
+
+impl Process {
+    fn start(name: &str, binary: &Path, arguments: &[String], dir: &Path) -> Result<Self> {
+        let log = dir.join(format!("{name}.log"));
+        let output = File::options().create(true).append(true).open(&log)?;
+        let child = Command::new(binary)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()
+            .with_context(|| format!("cannot start {}", binary.display()))?;
+        Ok(Self { name: name.to_owned(), child, log })
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal to this process.
+    pub fn signal(&self, signal: i32) {
+        #[allow(unsafe_code, reason = "kill(2) has no safe wrapper in std")]
+        // SAFETY: plain system call; the child has not been waited for, so the id is still its own.
+        let sent = unsafe { libc::kill(self.child.id() as libc::pid_t, signal) };
+        assert_eq!(sent, 0, "cannot signal {}", self.name);
+    }
+
+    /// Waits for the process's end.
+    pub fn wait(&mut self, within: Duration) -> Result<ExitStatus> {
+        let deadline = Clock.now() + within;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            if Clock.now() >= deadline {
+                bail!("{} did not end within {within:?}", self.name);
+            }
+            pause(Duration::from_millis(5));
+        }
+    }
+
+    /// What the process has written so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Resident memory in bytes.
+    pub fn resident_bytes(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
+        let line = status.lines().find(|l| l.starts_with("VmRSS:")).context("no VmRSS line")?;
+        let kib: u64 = line.split_whitespace().nth(1).context("VmRSS has no value")?.parse()?;
+        Ok(kib << 10)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // An error means that it has ended already.
+        if self.child.kill().is_ok() {
+            let _status = self.child.wait();
+        }
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "a test thread that polls a process may sleep")]
+fn pause(time: Duration) {
+    std::thread::sleep(time);
+}
+
+/// Runs a program to its end; the error holds what it wrote.
+pub fn run(binary: &Path, arguments: &[&str]) -> Result<String> {
+    let output = Command::new(binary).args(arguments).stdin(Stdio::null()).output()?;
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if !output.status.success() {
+        bail!("{} {arguments:?} ended with {}: {text}", binary.display(), output.status);
+    }
+    Ok(text)
+}
+
+impl Cluster {
+    /// Starts all processes and waits until `/health` says that the cluster can serve.
+    pub async fn start(spec: ClusterSpec) -> Result<Self> {
+        let mut cluster = Self::without_nodes(spec)?;
+        cluster.start_coordinator()?;
+        for i in 0..cluster.spec.prefill {
+            cluster.start_node("prefill", i)?;
+        }
+        for i in 0..cluster.spec.decode {
+            cluster.start_node("decode", i)?;
+        }
+        cluster.ready().await?;
+        Ok(cluster)
+    }
+
+    /// Certificates and ports, but no process yet.
+    pub fn without_nodes(spec: ClusterSpec) -> Result<Self> {
+        let dir = TempDir::new()?;
+        let certs = dir.path().join("certs");
+        let certs = certs.to_str().context("temporary directory is not UTF-8")?;
+        let coordinator = binary("coordinator")?;
+        run(&coordinator, &["certs", "init", "--dir", certs])?;
+        run(&coordinator, &["certs", "issue", "--dir", certs, "--role", "coordinator", "--node", "coordinator"])?;
+        for (role, count) in [("prefill", spec.prefill), ("decode", spec.decode)] {
+            for i in 0..count {
+                let node = format!("{role}-{i}");
+                run(&coordinator, &["certs", "issue", "--dir", certs, "--role", role, "--node", &node])?;
+            }
+        }
+        let http_port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let control_port = UdpSocket::bind("127.0.0.1:0")?.local_addr()?.port();
+        Ok(Self { spec, dir, http_port, control_port, processes: Vec::new() })
+    }
+
+    /// The cluster's directory.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// `http://host:port` of the coordinator.
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.http_port)
+    }
+
+    /// TCP port of the coordinator's HTTP server.
+    pub fn http_port(&self) -> u16 {
+        self.http_port
+    }
+
+    /// UDP port of the coordinator's control plane.
+    pub fn control_port(&self) -> u16 {
+        self.control_port
+    }
+
+    /// Arguments of a process of this cluster.
+    pub fn arguments(&self, name: &str) -> Vec<String> {
+        let certs = self.dir.path().join("certs");
+        let mut settings = vec![
+            format!("cluster.ca_cert_path={}", certs.join("ca.pem").display()),
+            format!("cluster.cert_path={}", certs.join(format!("{name}.pem")).display()),
+            format!("cluster.key_path={}", certs.join(format!("{name}.key")).display()),
+            format!("model.path={}", self.spec.model.display()),
+            format!("coordinator.http_port={}", self.http_port),
+            format!("coordinator.listen=127.0.0.1:{}", self.control_port),
+            format!("node.coordinators=[\"127.0.0.1:{}\"]", self.control_port),
+            "transfer.datagram_bytes=65000".to_owned(),
+            "transfer.gso=false".to_owned(),
+        ];
+        if name != "coordinator" {
+            settings.push(format!("node.id={name}"));
+        }
+        settings.extend(self.spec.settings.iter().cloned());
+        settings.into_iter().flat_map(|setting| ["--set".to_owned(), setting]).collect()
+    }
+
+    /// Starts the coordinator.
+    pub fn start_coordinator(&mut self) -> Result<()> {
+        self.start_process("coordinator", "coordinator", &[])
+    }
+
+    /// Starts node `i` of a role (`prefill` or `decode`), for the first time or again.
+    pub fn start_node(&mut self, role: &str, i: usize) -> Result<()> {
+        self.start_process(&format!("{role}-{i}"), &format!("{role}-node"), &[])
+    }
+
+    /// Starts a process of this cluster with further settings.
+    pub fn start_process(&mut self, name: &str, program: &str, settings: &[&str]) -> Result<()> {
+        let mut arguments = self.arguments(name);
+        arguments.extend(settings.iter().flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()]));
+        let process = Process::start(name, &binary(program)?, &arguments, self.dir.path())?;
+        self.processes.retain(|p| p.name != name);
+        self.processes.push(process);
+        Ok(())
+    }
+
+    /// A process by name.
+    pub fn process(&mut self, name: &str) -> Result<&mut Process> {
+        self.processes.iter_mut().find(|p| p.name == name).with_context(|| format!("no process {name}"))
+    }
+
+    /// Ends a process at once (SIGKILL).
+    pub fn kill(&mut self, name: &str) -> Result<()> {
+        let process = self.process(name)?;
+        process.signal(libc::SIGKILL);
+        process.wait(Duration::from_secs(10))?;
+        self.processes.retain(|p| p.name != name);
+        Ok(())
+    }
+
+    /// Asks a process to end (SIGTERM) and waits for it.
+    pub fn terminate(&mut self, name: &str, within: Duration) -> Result<ExitStatus> {
+        let process = self.process(name)?;
+        process.signal(libc::SIGTERM);
+        let status = process.wait(within)?;
+        self.processes.retain(|p| p.name != name);
+        Ok(status)
+    }
+
+    /// Waits until `/health` says that the cluster can serve. Errors with the logs if a process ends before.
+    pub async fn ready(&mut self) -> Result<()> {
+        let deadline = Clock.now() + self.spec.ready_within;
+        let client = reqwest::Client::new();
+        let health = format!("{}/health", self.url());
+        loop {
+            for process in &mut self.processes {
+                if let Some(status) = process.child.try_wait()? {
+                    bail!("{} ended with {status}:\n{}", process.name, process.log());
+                }
+            }
+            if let Ok(answer) = client.get(&health).send().await
+                && answer.status() == 200
+            {
+                return Ok(());
+            }
+            if Clock.now() >= deadline {
+                bail!("not ready within {:?}:\n{}", self.spec.ready_within, self.logs());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// The logs of all processes.
+    pub fn logs(&self) -> String {
+        self.processes.iter().map(|p| format!("--- {}\n{}\n", p.name, p.log())).collect()
+    }
+
+    /// The coordinator's metrics page.
+    pub async fn metrics(&self) -> Result<String> {
+        Ok(reqwest::get(format!("{}/metrics", self.url())).await?.error_for_status()?.text().await?)
+    }
+}
+
+/// The value of a series in a metrics page: the sample whose name is `name` and whose labels contain every one of `labels`
+/// (as `key="value"`).
+pub fn metric(page: &str, name: &str, labels: &[&str]) -> Option<f64> {
+    page.lines().filter(|line| !line.starts_with('#')).find_map(|line| {
+        let (series, value) = line.rsplit_once(' ')?;
+        let series_name = series.split('{').next()?;
+        (series_name == name && labels.iter().all(|label| series.contains(label))).then(|| value.parse().ok())?
+    })
+}

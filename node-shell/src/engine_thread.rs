@@ -1,0 +1,305 @@
+//! The one OS thread that runs a node's engine: commands in, events out, one step after the other.
+//!
+//! Life of a step: take what has arrived (blocking only when the last plan was empty) -> plan -> execute, telling the taps
+//! of each finished layer -> apply -> send each sequence its events. The thread never waits for a consumer: every sequence's
+//! event queue is as long as the sequence can get.
+
+use std::collections::HashMap;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use engine::engine::Engine;
+use engine::event::EngineEvent;
+use engine::plan::{BlockId, SequenceId, StepPlan};
+use engine::runner::{LayerObserver, Runner};
+use engine::sequence::SequenceSpec;
+use protocol::control::StepTiming;
+use protocol::sampling::{FinishReason, SampledToken};
+use runtime::clock::Clock;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::handle::{EngineHandle, EngineLoad, ReservedBlocks, SequenceStream, SubmitError};
+use crate::queue::Inbox;
+use crate::stats;
+
+/// Follows the KV of one sequence while it is computed. Called on the compute thread: must not block.
+pub trait StepTap: Send {
+    /// K and V of `layer` are in the pool for the positions `0..computed_tokens`; `blocks` is the block table.
+    fn layer_computed(&mut self, layer: u32, computed_tokens: u32, blocks: &[BlockId]);
+}
+
+/// What a sequence's owner is told.
+#[derive(Debug)]
+pub enum SequenceEvent {
+    /// One token was sampled.
+    Token(TokenEvent),
+    /// The step failed; the sequence is gone.
+    Failed(String),
+}
+
+/// One sampled token.
+#[derive(Debug)]
+pub struct TokenEvent {
+    /// The token.
+    pub token: SampledToken,
+    /// Its step.
+    pub timing: StepTiming,
+    /// Log-probabilities of the prompt's tokens from the second on, with the first token of a sequence that asked.
+    pub prompt_logprobs: Option<Vec<f32>>,
+    /// Set if the stop rules end the sequence with this token.
+    pub finish: Option<FinishReason>,
+}
+
+/// Commands may be refused when the queue is full.
+pub(crate) enum Command {
+    Add { spec: Box<SequenceSpec>, tap: Option<Box<dyn StepTap>>, reply: oneshot::Sender<Result<SequenceStream, SubmitError>> },
+    Reserve { tokens: usize, growth: usize, reply: oneshot::Sender<Result<ReservedBlocks, SubmitError>> },
+    Commit {
+        reserved: ReservedBlocks,
+        spec: Box<SequenceSpec>,
+        num_computed: usize,
+        reply: oneshot::Sender<Result<SequenceStream, SubmitError>>,
+    },
+}
+
+/// Returns give back what was granted; they are never refused.
+pub(crate) enum Return {
+    Sequence(SequenceId),
+    Reservation(engine::reservation::Reservation),
+}
+
+/// The running thread.
+#[derive(Debug)]
+pub struct EngineThread {
+    thread: JoinHandle<()>,
+    ended: oneshot::Receiver<()>,
+}
+
+impl EngineThread {
+    /// Resolves when the thread ends, which it does by itself only if it panicked.
+    pub async fn ended(&mut self) {
+        // An error means that the sender was dropped: the thread is gone, which is what is asked.
+        let _gone = (&mut self.ended).await;
+    }
+
+    /// Waits for the end of the thread, after [`EngineHandle::close`]. False if it panicked.
+    pub fn join(self) -> bool {
+        self.thread.join().is_ok()
+    }
+}
+
+/// Starts the engine thread.
+///
+/// `queue_capacity` bounds the commands that wait for the next step. Errors if the operating system refuses a thread.
+pub fn start(
+    engine: Engine,
+    runner: Box<dyn Runner>,
+    clock: Clock,
+    queue_capacity: usize,
+) -> std::io::Result<(EngineHandle, EngineThread)> {
+    let inbox = Inbox::new(queue_capacity);
+    let (load_sender, load) = watch::channel(EngineLoad::new(&engine));
+    let (ended_sender, ended) = oneshot::channel();
+    let state = State {
+        engine,
+        runner,
+        clock,
+        inbox: inbox.clone(),
+        load: load_sender,
+        records: HashMap::new(),
+        events: Vec::new(),
+    };
+    let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
+        let _ended = ended_sender;
+        state.run();
+    })?;
+    Ok((EngineHandle::new(inbox, load), EngineThread { thread, ended }))
+}
+
+struct State {
+    engine: Engine,
+    runner: Box<dyn Runner>,
+    clock: Clock,
+    inbox: Inbox<Command, Return>,
+    load: watch::Sender<EngineLoad>,
+    records: HashMap<SequenceId, Record>,
+    events: Vec<EngineEvent>,
+}
+
+/// What the thread keeps of a sequence beside the engine's own state.
+struct Record {
+    events: mpsc::Sender<SequenceEvent>,
+    tap: Option<Box<dyn StepTap>>,
+    /// Arrival, or the end of the step that sampled the last token.
+    waiting_since: Instant,
+    /// Wait before the first step since then.
+    queued: Option<Duration>,
+    /// Computing since then.
+    computed: Duration,
+}
+
+impl State {
+    fn run(mut self) {
+        let (mut commands, mut returns) = (Vec::new(), Vec::new());
+        let mut idle = true;
+        while self.inbox.take(&mut commands, &mut returns, idle) {
+            for item in returns.drain(..) {
+                self.take_back(item);
+            }
+            for command in commands.drain(..) {
+                self.obey(command);
+            }
+            idle = !self.step();
+            let load = EngineLoad::new(&self.engine);
+            self.load.send_if_modified(|current| std::mem::replace(current, load) != load);
+        }
+    }
+
+    fn take_back(&mut self, item: Return) {
+        match item {
+            Return::Sequence(id) => {
+                self.engine.cancel(id);
+                self.records.remove(&id);
+            }
+            Return::Reservation(reservation) => {
+                if !self.engine.release_reservation(reservation) {
+                    tracing::error!("a reservation came back that this engine did not issue");
+                }
+            }
+        }
+    }
+
+    /// A reply whose receiver is gone is dropped, and what it held comes back through the inbox.
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Add { spec, tap, reply } => {
+                let capacity = event_capacity(&spec);
+                let added = self.engine.add(*spec).map_err(SubmitError::from);
+                let _unheard = reply.send(added.map(|id| self.track(id, capacity, tap)));
+            }
+            Command::Reserve { tokens, growth, reply } => {
+                let reserved = self.engine.reserve(tokens, growth).map_err(SubmitError::from);
+                let _unheard = reply.send(reserved.map(|r| ReservedBlocks::new(r, self.inbox.clone())));
+            }
+            Command::Commit { reserved, spec, num_computed, reply } => {
+                let capacity = event_capacity(&spec);
+                let Some(reservation) = reserved.take() else { return };
+                let committed = self.engine.commit(reservation, *spec, num_computed).map_err(SubmitError::from);
+                let _unheard = reply.send(committed.map(|id| self.track(id, capacity, None)));
+            }
+        }
+    }
+
+    fn track(&mut self, id: SequenceId, capacity: usize, tap: Option<Box<dyn StepTap>>) -> SequenceStream {
+        let (events, receiver) = mpsc::channel(capacity);
+        let waiting_since = self.clock.now();
+        self.records.insert(id, Record { events, tap, waiting_since, queued: None, computed: Duration::ZERO });
+        SequenceStream::new(id, receiver, self.inbox.clone())
+    }
+
+    /// Runs one step. False if there was nothing to plan.
+    fn step(&mut self) -> bool {
+        let started = self.clock.now();
+        let Some(plan) = self.engine.plan() else { return false };
+        let rows = plan.token_ids.len();
+        for planned in &plan.sequences {
+            if let Some(record) = self.records.get_mut(&planned.id) {
+                record.queued.get_or_insert(started.saturating_duration_since(record.waiting_since));
+            }
+        }
+        let outcome = self.runner.execute(plan, &mut Taps { plan, records: &mut self.records });
+        let elapsed = self.clock.now().saturating_duration_since(started);
+        for planned in &plan.sequences {
+            if let Some(record) = self.records.get_mut(&planned.id) {
+                record.computed += elapsed;
+            }
+        }
+        match outcome {
+            Ok(output) => {
+                if let Err(error) = self.engine.apply(&output, &mut self.events) {
+                    tracing::error!(%error, rows, "a step came to nothing; its sequences end with an error");
+                }
+            }
+            Err(error) => {
+                tracing::error!(%error, rows, "a step failed; its sequences end with an error");
+                self.engine.fail_step(&error.to_string(), &mut self.events);
+            }
+        }
+        stats::step(elapsed, rows);
+        self.deliver();
+        true
+    }
+
+    fn deliver(&mut self) {
+        let now = self.clock.now();
+        let mut events = std::mem::take(&mut self.events);
+        for event in events.drain(..) {
+            match event {
+                EngineEvent::Token { id, token, batch_size, prompt_logprobs, finish } => {
+                    let Some(record) = self.records.get_mut(&id) else { continue };
+                    let timing = record.timing(batch_size, now);
+                    record.send(id, SequenceEvent::Token(TokenEvent { token, timing, prompt_logprobs, finish }));
+                }
+                EngineEvent::Failed { id, message } => {
+                    if let Some(record) = self.records.remove(&id) {
+                        record.send(id, SequenceEvent::Failed(message));
+                    }
+                }
+                EngineEvent::Preempted { .. } => stats::preempted(),
+            }
+        }
+        self.events = events;
+    }
+}
+
+impl Record {
+    fn timing(&mut self, batch_size: u32, now: Instant) -> StepTiming {
+        let timing = StepTiming {
+            batch_size,
+            queue_us: micros(self.queued.take().unwrap_or_default()),
+            compute_us: micros(std::mem::take(&mut self.computed)),
+        };
+        self.waiting_since = now;
+        timing
+    }
+
+    fn send(&self, id: SequenceId, event: SequenceEvent) {
+        match self.events.try_send(event) {
+            // Closed: the owner has gone and its cancel is on the way.
+            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => {}
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                tracing::error!(?id, "more events than the sequence can have tokens; event dropped");
+            }
+        }
+    }
+}
+
+/// Passes finished layers on to the taps of the planned sequences.
+struct Taps<'a> {
+    plan: &'a StepPlan,
+    records: &'a mut HashMap<SequenceId, Record>,
+}
+
+impl LayerObserver for Taps<'_> {
+    fn layer_computed(&mut self, layer: u32) {
+        for planned in &self.plan.sequences {
+            let Some(tap) = self.records.get_mut(&planned.id).and_then(|record| record.tap.as_mut()) else { continue };
+            let computed = planned.start_position + planned.rows.len;
+            tap.layer_computed(layer, computed, &self.plan.block_ids[planned.blocks.range()]);
+        }
+    }
+}
+
+/// Every token the sequence can still get, and one failure.
+fn event_capacity(spec: &SequenceSpec) -> usize {
+    let generated = spec.token_ids.len().saturating_sub(spec.prompt_len);
+    let left = if spec.first_only { 1 } else { (spec.stop.max_tokens as usize).saturating_sub(generated) };
+    left + 2
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// The way into the thread.
+pub(crate) type EngineInbox = Inbox<Command, Return>;

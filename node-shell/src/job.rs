@@ -1,0 +1,82 @@
+//! One job stream: events out, cancel in.
+
+use protocol::codec::MAX_CONTROL_BYTES;
+use protocol::control::{Job, JobError, JobErrorKind, JobEvent};
+use quinn::{RecvStream, SendStream};
+use runtime::framing::{FramingError, MessageWriter, read_message};
+use thiserror::Error;
+
+/// The job's stream is gone: the coordinator cancelled, or the link is lost. Whoever sees it lets go of everything.
+#[derive(Debug, Error)]
+#[error("job is gone: {0}")]
+pub struct JobGone(#[from] FramingError);
+
+/// The node's side of a job stream. Dropping it without [`JobStream::end`] resets the stream.
+#[derive(Debug)]
+pub struct JobStream {
+    writer: MessageWriter,
+}
+
+impl JobStream {
+    /// Reads the job of a new stream. `None` if the coordinator took it back before it was complete.
+    pub(crate) async fn accept(send: SendStream, mut recv: RecvStream) -> Result<Option<(Job, Self)>, FramingError> {
+        let writer = MessageWriter::new(send, MAX_CONTROL_BYTES);
+        let job = read_message(&mut recv, MAX_CONTROL_BYTES).await?;
+        Ok(job.map(|job| (job, Self { writer })))
+    }
+
+    /// Sends an event.
+    pub async fn send(&mut self, event: &JobEvent) -> Result<(), JobGone> {
+        Ok(self.writer.write(event).await?)
+    }
+
+    /// Sends the job's last event and ends the stream cleanly.
+    pub async fn end(mut self, event: &JobEvent) -> Result<(), JobGone> {
+        self.writer.write(event).await?;
+        Ok(self.writer.finish()?)
+    }
+
+    /// Ends the job with an error.
+    pub async fn fail(self, kind: JobErrorKind, message: impl Into<String>) -> Result<(), JobGone> {
+        self.end(&JobEvent::Failed(JobError { kind, message: message.into() })).await
+    }
+
+    /// Resolves when the coordinator cancels the job or the link is lost. Cancel-safe.
+    pub async fn cancelled(&mut self) -> JobGone {
+        match self.writer.stopped().await {
+            // The stream was not finished, so its end cannot have been acknowledged.
+            Ok(()) => JobGone(FramingError::Closed),
+            Err(error) => JobGone(error),
+        }
+    }
+}
+
+/// Checks the token ids of a job against the model: the error says which value is wrong and what would be right.
+pub fn check_tokens(token_ids: &[u32], vocab_size: u32, max_seq_len: usize) -> Result<(), String> {
+    if token_ids.is_empty() {
+        return Err("token_ids is empty; at least one token is needed".to_owned());
+    }
+    if token_ids.len() >= max_seq_len {
+        return Err(format!(
+            "token_ids has {} tokens; with one more to generate at most {max_seq_len} fit",
+            token_ids.len()
+        ));
+    }
+    match token_ids.iter().position(|id| *id >= vocab_size) {
+        Some(i) => Err(format!("token_ids[{i}] = {} is not below the vocabulary size {vocab_size}", token_ids[i])),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_errors_name_the_value_and_the_limit() {
+        assert_eq!(check_tokens(&[1, 2], 3, 3), Ok(()));
+        assert!(check_tokens(&[], 3, 3).is_err_and(|e| e.contains("empty")));
+        assert!(check_tokens(&[1, 3], 3, 9).is_err_and(|e| e.contains("token_ids[1] = 3") && e.contains("size 3")));
+        assert!(check_tokens(&[1, 1, 1], 3, 3).is_err_and(|e| e.contains("3 tokens")));
+    }
+}

@@ -1,0 +1,277 @@
+//! A node process from its configuration to its clean end.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use config::{Config, ConfigError};
+use engine::engine::Engine;
+use engine::limits::{EngineLimits, LimitsError};
+use engine::runner::Runner;
+use model::kv_pool::KvPool;
+use protocol::PROTOCOL_VERSION;
+use protocol::control::{Hello, Job};
+use protocol::ids::{NodeId, Role};
+use protocol::kv::{Fingerprint, KvLayout, ModelIdentity};
+use runtime::clock::Clock;
+use runtime::identity::{Identity, IdentityError};
+use runtime::quic::{Link, LinkError, QuicEndpoint};
+use runtime::shutdown::Shutdown;
+use runtime::telemetry::TelemetryError;
+use thiserror::Error;
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+
+use crate::engine_thread::{self, EngineThread};
+use crate::handle::EngineHandle;
+use crate::job::{JobGone, JobStream};
+use crate::membership::Member;
+
+/// What makes a node a prefill or a decode node.
+pub trait NodeRole: Send + Sync + 'static {
+    /// Carries a job out. An error means that the job's stream is gone.
+    fn handle(&self, job: Job, stream: JobStream) -> impl Future<Output = Result<(), JobGone>> + Send;
+
+    /// Serves a KV link that another node opened, until it closes.
+    fn serve_kv(&self, link: Link) -> impl Future<Output = ()> + Send;
+}
+
+/// Why a node cannot start or had to stop.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// No identity.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// No endpoint.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// No model.
+    #[error(transparent)]
+    Model(#[from] model::LoadError),
+    /// The limits contradict each other.
+    #[error("the engine's limits do not fit the model: {0}")]
+    Limits(#[from] LimitsError),
+    /// No metrics port, or no log.
+    #[error(transparent)]
+    Telemetry(#[from] TelemetryError),
+    /// The certificate is for another role or name.
+    #[error("the certificate {path} is for {found}; this process is {expected}")]
+    WrongCertificate {
+        /// `cluster.cert_path`.
+        path: String,
+        /// Role and name in the certificate.
+        found: String,
+        /// Role and name that the process has.
+        expected: String,
+    },
+    /// The settings do not fit the role.
+    #[error("{0}")]
+    Role(String),
+    /// The system refused something.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The engine thread ended by itself.
+    #[error("the engine thread has ended unexpectedly")]
+    EngineDied,
+}
+
+/// A loaded model, ready to be run: the real one, or a stand-in of tests.
+pub struct NodeModel {
+    /// Computes steps.
+    pub runner: Box<dyn Runner>,
+    /// The KV blocks that `runner` works on.
+    pub pool: Arc<KvPool>,
+    /// What it computes.
+    pub identity: ModelIdentity,
+    /// Longest sequence of the model, in tokens.
+    pub max_position_embeddings: usize,
+}
+
+/// What a role builds itself from.
+pub struct NodeContext {
+    /// The whole configuration.
+    pub config: Config,
+    /// The process's clock.
+    pub clock: Clock,
+    /// The process's end.
+    pub shutdown: Shutdown,
+    /// The KV blocks.
+    pub pool: Arc<KvPool>,
+    /// The engine.
+    pub engine: EngineHandle,
+    /// The UDP port.
+    pub endpoint: Arc<QuicEndpoint>,
+    /// Model and layout.
+    pub fingerprint: Fingerprint,
+    /// Shape of the cache.
+    pub layout: KvLayout,
+    /// Size of the vocabulary: token ids are below it.
+    pub vocab_size: u32,
+    /// Longest sequence the node holds, in tokens.
+    pub max_seq_len: usize,
+}
+
+/// Loads the configured model.
+pub fn load_model(config: &Config) -> Result<NodeModel, NodeError> {
+    let loaded = model::load(&config.model, &config.engine, config.limits.max_seq_len)?;
+    Ok(NodeModel {
+        runner: Box::new(loaded.runner),
+        pool: loaded.pool,
+        identity: loaded.identity,
+        max_position_embeddings: loaded.max_position_embeddings as usize,
+    })
+}
+
+/// A node that serves.
+pub struct Node<R> {
+    member: Arc<Member<R>>,
+    endpoint: Arc<QuicEndpoint>,
+    engine: EngineHandle,
+    thread: EngineThread,
+    shutdown: Shutdown,
+    drain_timeout: Duration,
+}
+
+impl<R: NodeRole> Node<R> {
+    /// Opens the UDP port, starts the engine, and begins to dial the coordinators. Must run on a tokio runtime.
+    pub async fn start(
+        config: Config,
+        role: Role,
+        model: NodeModel,
+        shutdown: Shutdown,
+        build: impl FnOnce(NodeContext) -> Result<R, String>,
+    ) -> Result<Self, NodeError> {
+        let identity = Arc::new(Identity::load(&config.cluster)?);
+        let node = own_name(&config, role, &identity)?;
+        let endpoint =
+            Arc::new(QuicEndpoint::bind(identity, &config.node.listen, &config.cluster, &config.transfer).await?);
+        let max_seq_len = config.limits.max_seq_len.min(model.max_position_embeddings);
+        let limits = EngineLimits {
+            total_blocks: model.pool.total_blocks(),
+            block_tokens: config.engine.kv_block_tokens,
+            max_num_seqs: config.engine.max_num_seqs,
+            max_batch_tokens: config.engine.max_batch_tokens,
+            prefill_chunk_tokens: config.engine.prefill_chunk_tokens,
+            max_seq_len,
+        };
+        let layout = *model.pool.layout();
+        let (engine, thread) =
+            engine_thread::start(Engine::new(limits)?, model.runner, Clock, 2 * config.node.max_jobs + 16)
+                .map_err(|source| NodeError::System { what: "cannot start the engine thread", source })?;
+        let hello = Hello {
+            protocol_version: PROTOCOL_VERSION,
+            node,
+            boot: boot_number(Clock),
+            role,
+            address: advertised(&config, &endpoint)?,
+            model: model.identity.clone(),
+            layout,
+            total_blocks: u32::try_from(model.pool.total_blocks()).unwrap_or(u32::MAX),
+            max_num_seqs: u32::try_from(config.engine.max_num_seqs).unwrap_or(u32::MAX),
+            max_seq_len: u32::try_from(max_seq_len).unwrap_or(u32::MAX),
+        };
+        let context = NodeContext {
+            clock: Clock,
+            shutdown: shutdown.clone(),
+            pool: model.pool,
+            engine: engine.clone(),
+            endpoint: Arc::clone(&endpoint),
+            fingerprint: Fingerprint::new(&model.identity, &layout),
+            layout,
+            vocab_size: model.identity.vocab_size,
+            max_seq_len,
+            config: config.clone(),
+        };
+        let member = Arc::new(Member {
+            endpoint: Arc::clone(&endpoint),
+            hello,
+            engine: engine.clone(),
+            role: Arc::new(build(context).map_err(NodeError::Role)?),
+            jobs: TaskTracker::new(),
+            slots: Arc::new(Semaphore::new(config.node.max_jobs)),
+            shutdown: shutdown.clone(),
+            welcome_timeout: Duration::from_millis(config.cluster.connect_timeout_ms),
+            settings: config.node.clone(),
+            sessions: AtomicU64::new(0),
+        });
+        tokio::spawn(accept_kv(Arc::clone(&endpoint), Arc::clone(&member.role)));
+        for coordinator in &config.node.coordinators {
+            tokio::spawn(Arc::clone(&member).serve(coordinator.clone()));
+        }
+        let drain_timeout = Duration::from_millis(config.node.drain_timeout_ms);
+        Ok(Self { member, endpoint, engine, thread, shutdown, drain_timeout })
+    }
+
+    /// What the node says about itself.
+    pub fn hello(&self) -> &Hello {
+        &self.member.hello
+    }
+
+    /// The engine's state.
+    pub fn engine(&self) -> &EngineHandle {
+        &self.engine
+    }
+
+    /// Serves until a shutdown is requested, then finishes what runs within `node.drain_timeout_ms`.
+    pub async fn run(mut self) -> Result<(), NodeError> {
+        tokio::select! {
+            () = self.shutdown.wait() => {}
+            () = self.thread.ended() => return Err(NodeError::EngineDied),
+        }
+        let jobs = self.member.jobs.len();
+        tracing::info!(jobs, "draining");
+        self.member.jobs.close();
+        tokio::select! {
+            () = self.member.jobs.wait() => {}
+            () = self.shutdown.wait_forced() => {}
+            () = self.thread.ended() => return Err(NodeError::EngineDied),
+            () = tokio::time::sleep(self.drain_timeout) => {
+                tracing::warn!(jobs = self.member.jobs.len(), "drain timeout: the jobs that still run are given up");
+            }
+        }
+        self.endpoint.close("the node stops").await;
+        self.engine.close();
+        let joined = tokio::task::spawn_blocking(move || self.thread.join()).await;
+        if joined.is_ok_and(|clean| clean) { Ok(()) } else { Err(NodeError::EngineDied) }
+    }
+}
+
+async fn accept_kv<R: NodeRole>(endpoint: Arc<QuicEndpoint>, role: Arc<R>) {
+    while let Some(link) = endpoint.accept().await {
+        let role = Arc::clone(&role);
+        tokio::spawn(async move { role.serve_kv(link).await });
+    }
+}
+
+fn own_name(config: &Config, role: Role, identity: &Identity) -> Result<NodeId, NodeError> {
+    let found = identity.peer();
+    let named = config.node.id.is_empty() || config.node.id == found.node.0;
+    if found.role == role && named {
+        return Ok(found.node.clone());
+    }
+    let name = if config.node.id.is_empty() { "(any name)" } else { &config.node.id };
+    Err(NodeError::WrongCertificate {
+        path: config.cluster.cert_path.clone(),
+        found: found.to_string(),
+        expected: format!("{role} {name}"),
+    })
+}
+
+fn advertised(config: &Config, endpoint: &QuicEndpoint) -> Result<String, NodeError> {
+    if config.node.advertise.is_empty() { Ok(endpoint.local_addr()?.to_string()) } else { Ok(config.node.advertise.clone()) }
+}
+
+/// Tells one life of a node from the next: wall-clock nanoseconds never repeat in practice, and need no randomness.
+fn boot_number(clock: Clock) -> u64 {
+    let since = clock.wall_time().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}

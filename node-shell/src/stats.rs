@@ -1,0 +1,19 @@
+//! Metric names of the engine thread, and the functions that publish them.
+
+use std::time::Duration;
+
+/// Time of one engine step, in seconds.
+pub const STEP_SECONDS: &str = "baton_engine_step_seconds";
+/// Rows (tokens) computed by the engine.
+pub const ROWS_TOTAL: &str = "baton_engine_rows_total";
+/// Sequences that lost their blocks to another one and were computed again.
+pub const PREEMPTIONS_TOTAL: &str = "baton_num_preemptions_total";
+
+pub(crate) fn step(elapsed: Duration, rows: usize) {
+    metrics::histogram!(STEP_SECONDS).record(elapsed.as_secs_f64());
+    metrics::counter!(ROWS_TOTAL).increment(rows as u64);
+}
+
+pub(crate) fn preempted() {
+    metrics::counter!(PREEMPTIONS_TOTAL).increment(1);
+}

@@ -1,0 +1,224 @@
+//! The prefill jobs of a node.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use engine::sequence::{OnFinish, SequenceSpec};
+use kv_transfer::core::Extent;
+use kv_transfer::error::TransferError;
+use kv_transfer::pusher::{Push, Pusher};
+use node_shell::engine_thread::{SequenceEvent, StepTap, TokenEvent};
+use node_shell::handle::SequenceStream;
+use node_shell::job::{JobGone, JobStream, check_tokens};
+use node_shell::process::{NodeContext, NodeRole};
+use protocol::control::{FirstToken, HandoffTarget, Job, JobError, JobErrorKind, JobEvent, PrefillJob};
+use protocol::sampling::SampledToken;
+use protocol::transfer::PushOpen;
+use runtime::quic::Link;
+use tokio::time::timeout_at;
+
+use crate::core::push_schedule::PushSchedule;
+use crate::tap::{Backlog, Tap};
+
+/// What a prefill node holds.
+pub struct PrefillRole {
+    context: NodeContext,
+    pusher: Pusher,
+}
+
+/// A push under way, with what the compute thread could not hand over yet.
+struct Handoff {
+    push: Push,
+    backlog: Backlog,
+}
+
+/// Why a job ends without its normal last event.
+enum Stop {
+    Gone(JobGone),
+    Failed(JobError),
+}
+
+impl From<JobGone> for Stop {
+    fn from(gone: JobGone) -> Self {
+        Self::Gone(gone)
+    }
+}
+
+impl From<TransferError> for Stop {
+    fn from(error: TransferError) -> Self {
+        Self::failed(JobErrorKind::TransferFailed, error.to_string())
+    }
+}
+
+impl Stop {
+    fn failed(kind: JobErrorKind, message: impl Into<String>) -> Self {
+        Self::Failed(JobError { kind, message: message.into() })
+    }
+}
+
+impl PrefillRole {
+    /// The role over a node's engine, pool and UDP port. Errors if the transfer settings do not fit the KV layout.
+    pub fn new(context: NodeContext) -> Result<Self, String> {
+        let pusher = Pusher::new(Arc::clone(&context.endpoint), context.layout, &context.config.transfer)
+            .map_err(|error| error.to_string())?;
+        Ok(Self { context, pusher })
+    }
+
+    async fn prefill(&self, job: PrefillJob, mut stream: JobStream) -> Result<(), JobGone> {
+        let deadline = self.context.clock.now() + Duration::from_millis(job.deadline_ms);
+        let late = || {
+            let message = format!("not finished within deadline_ms = {}", job.deadline_ms);
+            Stop::failed(JobErrorKind::DeadlineExceeded, message)
+        };
+        let worked = timeout_at(deadline.into(), self.work(&job, deadline, &mut stream)).await;
+        match worked.unwrap_or_else(|_| Err(late())) {
+            Ok(last) => stream.end(&last).await,
+            Err(Stop::Failed(error)) => stream.end(&JobEvent::Failed(error)).await,
+            Err(Stop::Gone(gone)) => Err(gone),
+        }
+    }
+
+    /// Carries the job out; returns its last event.
+    async fn work(&self, job: &PrefillJob, deadline: Instant, stream: &mut JobStream) -> Result<JobEvent, Stop> {
+        self.check(job).map_err(|problem| Stop::failed(JobErrorKind::Invalid, problem))?;
+        let mut handoff = match &job.handoff {
+            Some(target) => Some(self.open(job, target, deadline)?),
+            None => None,
+        };
+        let tap = handoff.as_ref().map(|handoff| self.tap(job, handoff));
+        let mut sequence =
+            self.context.engine.add(spec(job), tap).await.map_err(|error| Stop::Failed(error.into_job_error()))?;
+        let first = first_token(&mut sequence, handoff.as_mut(), stream).await?;
+        let token = first.token.clone();
+        let event = FirstToken {
+            token: first.token,
+            step: first.timing,
+            cached_tokens: 0,
+            prompt_logprobs: first.prompt_logprobs,
+        };
+        stream.send(&JobEvent::FirstToken(event)).await?;
+        match (first.finish, handoff) {
+            (Some(reason), _) => Ok(JobEvent::Finished(reason)),
+            (None, Some(handoff)) => self.hand_over(job, handoff, token, stream).await,
+            (None, None) => Err(Stop::failed(JobErrorKind::Invalid, NO_TARGET)),
+        }
+        // `sequence` is dropped here: its blocks, held until now, are free.
+    }
+
+    fn check(&self, job: &PrefillJob) -> Result<(), String> {
+        check_tokens(&job.token_ids, self.context.vocab_size, self.context.max_seq_len)?;
+        match (job.stop.max_tokens, &job.handoff) {
+            (0, _) => Err("stop.max_tokens = 0: at least one token is generated".to_owned()),
+            (1, _) | (_, Some(_)) => Ok(()),
+            (_, None) => Err(NO_TARGET.to_owned()),
+        }
+    }
+
+    fn open(&self, job: &PrefillJob, target: &HandoffTarget, deadline: Instant) -> Result<Handoff, Stop> {
+        let open = PushOpen {
+            request: job.request,
+            ticket: target.ticket,
+            epoch: job.epoch,
+            fingerprint: self.context.fingerprint,
+        };
+        let schedule = self.schedule(job, target.have_blocks);
+        let Some(blocks) = schedule.prompt_blocks().checked_sub(target.have_blocks) else {
+            let problem = format!("handoff.have_blocks = {}, the prompt has {}", target.have_blocks, schedule.prompt_blocks());
+            return Err(Stop::failed(JobErrorKind::Invalid, problem));
+        };
+        let extent = Extent { layers: self.context.layout.num_layers, first_block: target.have_blocks, blocks };
+        let push = self.pusher.open(target, open, extent, deadline)?;
+        Ok(Handoff { push, backlog: Backlog::new() })
+    }
+
+    fn schedule(&self, job: &PrefillJob, have_blocks: u32) -> PushSchedule {
+        // `check` has bounded the length by the vocabulary of positions, which has 32 bits.
+        let tokens = u32::try_from(job.token_ids.len()).unwrap_or(u32::MAX);
+        PushSchedule::new(self.context.layout, tokens, have_blocks, self.context.config.transfer.frame_bytes)
+    }
+
+    fn tap(&self, job: &PrefillJob, handoff: &Handoff) -> Box<dyn StepTap> {
+        let have_blocks = job.handoff.as_ref().map_or(0, |target| target.have_blocks);
+        Box::new(Tap {
+            schedule: self.schedule(job, have_blocks),
+            pool: Arc::clone(&self.context.pool),
+            push: handoff.push.staging(),
+            backlog: handoff.backlog.clone(),
+        })
+    }
+
+    async fn hand_over(
+        &self,
+        job: &PrefillJob,
+        handoff: Handoff,
+        token: SampledToken,
+        stream: &mut JobStream,
+    ) -> Result<JobEvent, Stop> {
+        let num_tokens = u32::try_from(job.token_ids.len()).unwrap_or(u32::MAX);
+        let Handoff { mut push, backlog } = handoff;
+        let finish = async {
+            if let Err(problem) = backlog.flush(&self.context.pool, &push.staging()).await {
+                // If the push has failed its own reason says more.
+                let reason = tokio::time::timeout(Duration::from_millis(10), push.failed()).await;
+                let message = reason.map_or(problem, |error| error.to_string());
+                return Err(Stop::failed(JobErrorKind::TransferFailed, message));
+            }
+            Ok(push.commit(num_tokens, token).await?)
+        };
+        tokio::select! {
+            gone = stream.cancelled() => Err(gone.into()),
+            committed = finish => Ok(JobEvent::HandedOff(committed?.into())),
+        }
+    }
+}
+
+const NO_TARGET: &str = "handoff is missing: stop.max_tokens allows more tokens than the first";
+
+impl NodeRole for PrefillRole {
+    async fn handle(&self, job: Job, stream: JobStream) -> Result<(), JobGone> {
+        match job {
+            Job::Prefill(job) => self.prefill(job, stream).await,
+            Job::Decode(_) => stream.fail(JobErrorKind::Invalid, "a decode job was sent to a prefill node").await,
+        }
+    }
+
+    async fn serve_kv(&self, link: Link) {
+        // The endpoint offers no KV plane to others in this role.
+        tracing::warn!(peer = %link.peer, "a prefill node takes no KV in");
+    }
+}
+
+fn spec(job: &PrefillJob) -> SequenceSpec {
+    SequenceSpec {
+        token_ids: job.token_ids.clone(),
+        prompt_len: job.token_ids.len(),
+        sampling: Arc::new(job.sampling.clone()),
+        stop: job.stop.clone(),
+        prompt_logprobs: job.prompt_logprobs,
+        on_finish: if job.handoff.is_some() { OnFinish::Hold } else { OnFinish::Release },
+        first_only: true,
+    }
+}
+
+/// Waits for the first token, a failure of the push, or the coordinator's cancel.
+async fn first_token(
+    sequence: &mut SequenceStream,
+    handoff: Option<&mut Handoff>,
+    stream: &mut JobStream,
+) -> Result<TokenEvent, Stop> {
+    let failed = async {
+        match handoff {
+            Some(handoff) => handoff.push.failed().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        gone = stream.cancelled() => Err(gone.into()),
+        event = sequence.next() => match event {
+            Some(SequenceEvent::Token(token)) => Ok(token),
+            Some(SequenceEvent::Failed(problem)) => Err(Stop::failed(JobErrorKind::Internal, problem)),
+            None => Err(Stop::failed(JobErrorKind::Draining, "the engine has stopped")),
+        },
+        error = failed => Err(error.into()),
+    }
+}
