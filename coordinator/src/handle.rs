@@ -5,12 +5,15 @@ use std::sync::Arc;
 use protocol::ids::RequestId;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::core::stop::StopMatcher;
 use crate::core::types::{ClientEvent, ClusterStatus, ServeError, ServeErrorKind, ServeRequest};
 
 /// A request on its way to the driver.
 #[derive(Debug)]
 pub(crate) struct Submission {
     pub(crate) request: ServeRequest,
+    /// Built from the request's stop strings: the driver has no time for it.
+    pub(crate) matcher: StopMatcher,
     /// Where the request's events go. Its capacity bounds how far a client may fall behind.
     pub(crate) events: mpsc::Sender<ClientEvent>,
     /// Admitted or refused.
@@ -48,14 +51,15 @@ impl CoordinatorHandle {
     /// Hands a request to the cluster. `Ok`: it is queued, and the stream ends with exactly one `Done` or `Failed`.
     /// `Err`: it was refused, with the reason and, if the cluster is full, the time after which to try again.
     pub async fn submit(&self, request: ServeRequest) -> Result<RequestStream, ServeError> {
-        // Prefill, the tokens, and the end: a buffer of that many events never fills up.
-        let events_at_most = request.stop.max_tokens as usize + 2;
-        let capacity = events_at_most.min(self.stream_buffer_tokens.max(1));
+        // Prefill, the tokens, and the end: a queue for that many events never fills up. One place is for the end.
+        let events_at_most = (request.stop.max_tokens as usize).saturating_add(2);
+        let capacity = events_at_most.min(self.stream_buffer_tokens.saturating_add(1)).max(2);
         let (events, receiver) = mpsc::channel(capacity);
         let (reply, admitted) = oneshot::channel();
         let id = request.id;
         let stopped = || ServeError::new(ServeErrorKind::Unavailable, "the coordinator stops");
-        let submission = Submission { request, events, reply };
+        let matcher = StopMatcher::new(&request.stop_strings, request.include_stop_str);
+        let submission = Submission { request, matcher, events, reply };
         self.inputs.send(FromHandle::Submit(submission)).await.map_err(|_| stopped())?;
         // From here on dropping the stream (also while waiting for the reply) must cancel.
         let mut stream = RequestStream { id, events: receiver, inputs: self.inputs.clone(), ended: false };

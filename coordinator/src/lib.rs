@@ -1,6 +1,9 @@
 //! The front door of a Baton cluster: HTTP, text, admission, routing, the life of every request, the ledger.
 
+pub mod certs;
+pub mod control;
 pub mod core;
+pub mod driver;
 pub mod handle;
 pub mod http;
 pub mod metrics;

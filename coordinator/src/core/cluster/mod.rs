@@ -137,9 +137,9 @@ pub enum Action {
         /// What.
         note: Note,
     },
-    /// Something came for a job that was over.
+    /// A job that was over went on.
     Late {
-        /// It was a token.
+        /// With a token.
         token: bool,
     },
 }
@@ -251,7 +251,8 @@ impl Cluster {
                     let cause = Cause::StreamLost(reason);
                     self.change(now, id, Some(leg), actions, |r, ctx| r.attempt_failed(now, leg, cause, ctx));
                 }
-                None => actions.push(Action::Late { token: false }),
+                // The stream of a job that is over may end as it likes.
+                None => {}
             },
             Fact::Cancel { request, reason } => {
                 self.end(now, request, ServeErrorKind::Cancelled, reason, actions);
@@ -311,7 +312,11 @@ impl Cluster {
 
     fn on_job_event(&mut self, now: Instant, leg: LegId, event: JobEvent, actions: &mut Vec<Action>) {
         let Some(of) = self.nodes.leg(leg).cloned() else {
-            return actions.push(Action::Late { token: matches!(event, JobEvent::Token { .. }) });
+            // A node that says that its job is over says nothing new.
+            if !is_last(&event) {
+                actions.push(Action::Late { token: matches!(event, JobEvent::Token { .. }) });
+            }
+            return;
         };
         if is_last(&event) {
             self.release(leg, actions);

@@ -282,8 +282,7 @@ impl Request {
 
     fn restart(&mut self, now: Instant, cause: Cause, ctx: &mut Context<'_>) {
         if self.restarts >= ctx.limits.max_restarts {
-            let (kind, message) = cause.to_client();
-            return self.fail(kind, message, ctx.out);
+            return self.give_up(cause, ctx);
         }
         self.restarts += 1;
         self.release_all(ctx.out);
@@ -296,8 +295,7 @@ impl Request {
 
     fn strand(&mut self, now: Instant, cause: Cause, ctx: &mut Context<'_>) {
         if self.migrations >= ctx.limits.max_migrations {
-            let (kind, message) = cause.to_client();
-            return self.fail(kind, message, ctx.out);
+            return self.give_up(cause, ctx);
         }
         self.migrations += 1;
         self.release_all(ctx.out);
@@ -307,6 +305,12 @@ impl Request {
         self.wait_until = now + ctx.limits.inter_token_timeout;
         self.deadline = self.wait_until;
         ctx.out.extend([Effect::Note(Note::Stranded(cause)), Effect::AwaitDecode]);
+    }
+
+    fn give_up(&mut self, cause: Cause, ctx: &mut Context<'_>) {
+        let (kind, message) = cause.to_client();
+        self.fail(kind, message, ctx.out);
+        ctx.out.push(Effect::Note(Note::GivenUp(cause)));
     }
 
     /// The time of the current state is over. `missing`: what a request that waits is waiting for.

@@ -198,6 +198,8 @@ pub enum Note {
     Restarted(Cause),
     /// The request lost its decode leg and waits for another one.
     Stranded(Cause),
+    /// The last attempt failed; the request ends.
+    GivenUp(Cause),
     /// The first token of a moved request came this long after the leg was lost.
     Migrated(Duration),
     /// The KV has been handed over.

@@ -1,0 +1,80 @@
+//! One job's stream.
+
+use protocol::codec::MAX_CONTROL_BYTES;
+use protocol::control::{Job, JobEvent};
+use quinn::Connection;
+use runtime::framing::{FramingError, MessageReader, MessageWriter};
+use runtime::quic::code;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::FromNode;
+use crate::core::cluster::is_last;
+use crate::core::nodes::LegId;
+
+/// Sends a job and reports what the node says about it, until its last event, the loss of the stream, or `cancel`, which
+/// resets the stream in both directions. The deadlines are the core's.
+pub async fn run(
+    leg: LegId,
+    connection: Connection,
+    job: Job,
+    events: mpsc::Sender<FromNode>,
+    cancel: CancellationToken,
+) {
+    let streams = tokio::select! {
+        biased;
+        () = cancel.cancelled() => return,
+        streams = connection.open_bi() => streams,
+    };
+    let lost = match streams {
+        Ok((send, recv)) => {
+            let mut writer = MessageWriter::new(send, MAX_CONTROL_BYTES);
+            let mut reader = MessageReader::new(recv, MAX_CONTROL_BYTES);
+            let end = tokio::select! {
+                biased;
+                () = cancel.cancelled() => {
+                    writer.reset(code::CANCELLED);
+                    reader.stop(code::CANCELLED);
+                    return;
+                }
+                end = exchange(leg, &job, &mut writer, &mut reader, &events) => end,
+            };
+            match end {
+                Ok(()) => return,
+                Err(error) => error.to_string(),
+            }
+        }
+        Err(error) => FramingError::from(error).to_string(),
+    };
+    let report = FromNode::JobLost { leg, reason: lost };
+    tokio::select! {
+        biased;
+        // Nobody waits for the news any more.
+        () = cancel.cancelled() => {}
+        _ = events.send(report) => {}
+    }
+}
+
+async fn exchange(
+    leg: LegId,
+    job: &Job,
+    writer: &mut MessageWriter,
+    reader: &mut MessageReader,
+    events: &mpsc::Sender<FromNode>,
+) -> Result<(), FramingError> {
+    writer.write(job).await?;
+    loop {
+        let Some(event) = reader.next::<JobEvent>().await? else { return Err(FramingError::Closed) };
+        let last = is_last(&event);
+        if events.send(FromNode::Job { leg, event }).await.is_err() {
+            return Ok(());
+        }
+        if last {
+            // The node may have closed its side of this direction already; there is nothing to say on it any more.
+            if let Err(error) = writer.finish() {
+                tracing::trace!(%error, "job stream was closed by the node");
+            }
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! One node's membership stream.
+
+use std::time::Duration;
+
+use protocol::codec::MAX_CONTROL_BYTES;
+use protocol::control::{CoordinatorMessage, Hello, NodeMessage};
+use runtime::framing::{FramingError, MessageReader, MessageWriter};
+use runtime::quic::{Link, code};
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+use super::{FromNode, Joined};
+use crate::core::nodes::{LinkId, PeerName};
+
+/// Why a node did not become a member, or is none any more.
+#[derive(Debug, Error)]
+enum LinkEnd {
+    #[error(transparent)]
+    Framing(#[from] FramingError),
+    #[error("the node did not introduce itself within {0} ms")]
+    Silent(u128),
+    #[error("the node left")]
+    Left,
+    #[error("refused: {0}")]
+    Refused(String),
+    #[error("the node broke the protocol: {0}")]
+    Protocol(&'static str),
+    #[error("the coordinator stops")]
+    Stopped,
+}
+
+pub(super) async fn serve(id: LinkId, link: Link, events: mpsc::Sender<FromNode>, hello_timeout: Duration) {
+    let mut joined = false;
+    let end = member(id, &link, &events, hello_timeout, &mut joined).await;
+    let (code, level_warn) = match &end {
+        LinkEnd::Refused(_) => (code::REFUSED, true),
+        LinkEnd::Protocol(_) | LinkEnd::Silent(_) => (code::PROTOCOL, true),
+        LinkEnd::Framing(_) => (code::PROTOCOL, joined),
+        LinkEnd::Left | LinkEnd::Stopped => (code::CLOSED, false),
+    };
+    let reason = end.to_string();
+    link.connection.close(code, reason.as_bytes());
+    if level_warn {
+        tracing::warn!(peer = %link.peer, remote = %link.connection.remote_address(), %reason, "link ended");
+    } else {
+        tracing::info!(peer = %link.peer, %reason, "link ended");
+    }
+    if joined && events.send(FromNode::Lost { link: id, reason }).await.is_err() {
+        tracing::trace!("the driver ended before the link");
+    }
+}
+
+async fn member(
+    id: LinkId,
+    link: &Link,
+    events: &mpsc::Sender<FromNode>,
+    hello_timeout: Duration,
+    joined: &mut bool,
+) -> LinkEnd {
+    let introduced = timeout(hello_timeout, introduce(link)).await;
+    let (hello, mut writer, mut reader) = match introduced {
+        Ok(Ok(all)) => all,
+        Ok(Err(end)) => return end,
+        Err(_) => return LinkEnd::Silent(hello_timeout.as_millis()),
+    };
+    let (answer, verdict) = oneshot::channel();
+    let peer = PeerName { role: link.peer.role, node: link.peer.node.clone() };
+    let connection = link.connection.clone();
+    if events.send(FromNode::Joined(Joined { link: id, peer, hello, connection, answer })).await.is_err() {
+        return LinkEnd::Stopped;
+    }
+    match verdict.await {
+        Ok(Ok(())) => *joined = true,
+        Ok(Err(reason)) => {
+            // The node reads the reason before it sees the connection go.
+            if timeout(hello_timeout, refuse(&mut writer, &reason)).await.is_err() {
+                tracing::debug!(peer = %link.peer, "a refused node did not read why");
+            }
+            return LinkEnd::Refused(reason);
+        }
+        Err(_) => return LinkEnd::Stopped,
+    }
+    if let Err(error) = writer.write(&CoordinatorMessage::Welcome).await {
+        return error.into();
+    }
+    reports(id, &mut reader, events).await
+}
+
+async fn introduce(link: &Link) -> Result<(Hello, MessageWriter, MessageReader), LinkEnd> {
+    let (send, recv) = link.connection.accept_bi().await.map_err(FramingError::from)?;
+    let writer = MessageWriter::new(send, MAX_CONTROL_BYTES);
+    let mut reader = MessageReader::new(recv, MAX_CONTROL_BYTES);
+    match reader.next().await? {
+        Some(NodeMessage::Hello(hello)) => Ok((hello, writer, reader)),
+        Some(NodeMessage::Load(_)) => Err(LinkEnd::Protocol("a load report before the node's Hello")),
+        None => Err(LinkEnd::Left),
+    }
+}
+
+async fn refuse(writer: &mut MessageWriter, reason: &str) -> Result<(), FramingError> {
+    writer.write(&CoordinatorMessage::Refused { reason: reason.to_owned() }).await?;
+    writer.finish()?;
+    writer.stopped().await
+}
+
+async fn reports(id: LinkId, reader: &mut MessageReader, events: &mpsc::Sender<FromNode>) -> LinkEnd {
+    loop {
+        match reader.next().await {
+            Ok(Some(NodeMessage::Load(report))) => {
+                if events.send(FromNode::Report { link: id, report }).await.is_err() {
+                    return LinkEnd::Stopped;
+                }
+            }
+            Ok(Some(NodeMessage::Hello(_))) => return LinkEnd::Protocol("a second Hello"),
+            Ok(None) => return LinkEnd::Left,
+            Err(error) => return error.into(),
+        }
+    }
+}

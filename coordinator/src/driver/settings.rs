@@ -1,0 +1,44 @@
+//! From the configuration's sections to the core's settings.
+
+use std::time::Duration;
+
+use config::{Config, CoordinatorConfig};
+
+use crate::core::admission::AdmissionLimits;
+use crate::core::cluster::ClusterSettings;
+use crate::core::nodes::TextIdentity;
+use crate::core::request::RequestLimits;
+
+/// New attempts before the first token, after failed ones.
+const MAX_RESTARTS: u32 = 2;
+/// Moves to another decode node after the first token.
+const MAX_MIGRATIONS: u32 = 2;
+/// A prefill node computes one step while the next one waits: it is never idle, and never has a queue.
+const PREFILL_STEPS_AHEAD: usize = 2;
+
+/// Everything the core needs from the configuration; `text` from the coordinator's own tokenizer.
+pub fn cluster(config: &Config, text: TextIdentity) -> ClusterSettings {
+    ClusterSettings {
+        request: request(&config.coordinator),
+        admission: AdmissionLimits {
+            max_concurrent_requests: config.limits.max_concurrent_requests,
+            max_queued_requests: config.limits.max_queued_requests,
+            max_queued_bytes: config.limits.max_queued_bytes,
+        },
+        text,
+        prefill_window_tokens: PREFILL_STEPS_AHEAD * config.engine.max_batch_tokens,
+    }
+}
+
+fn request(front: &CoordinatorConfig) -> RequestLimits {
+    let millis = Duration::from_millis;
+    RequestLimits {
+        queue_timeout: millis(front.queue_timeout_ms),
+        reserve_timeout: millis(front.reserve_timeout_ms),
+        prefill_timeout: millis(front.prefill_timeout_ms),
+        handoff_timeout: millis(front.handoff_timeout_ms),
+        inter_token_timeout: millis(front.inter_token_timeout_ms),
+        max_restarts: MAX_RESTARTS,
+        max_migrations: MAX_MIGRATIONS,
+    }
+}

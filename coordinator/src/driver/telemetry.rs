@@ -1,0 +1,129 @@
+//! What the driver makes known of what the core decides: one line and one number for each event.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use metrics::{counter, gauge, histogram};
+use protocol::ids::RequestId;
+
+use crate::core::request::{Cause, Note};
+use crate::core::types::{ClusterStatus, ServeError};
+
+/// Attempts repeated before the first token, by `cause`.
+pub const RESTARTS: &str = "baton_request_restarts_total";
+/// Requests that lost their decode leg behind the first token, by `cause`.
+pub const MIGRATIONS: &str = "baton_request_migrations_total";
+/// From the loss of a decode leg to the next token, in seconds.
+pub const MIGRATION_STALL: &str = "baton_migration_stall_seconds";
+/// KV bytes sent by prefill nodes, repeats included.
+pub const HANDOFF_BYTES: &str = "baton_handoff_bytes_total";
+/// KV frames that had to be sent again.
+pub const HANDOFF_RESENT: &str = "baton_handoff_frames_resent_total";
+/// From the end of the prefill to the acknowledged commit, in seconds.
+pub const HANDOFF_EXPOSED: &str = "baton_handoff_exposed_seconds";
+/// Tokens that came for a request that had them or was over.
+pub const WASTED_TOKENS: &str = "baton_wasted_tokens_total";
+/// Events that came for a job that was over.
+pub const LATE_EVENTS: &str = "baton_late_events_total";
+/// Positions for which two nodes sampled different tokens.
+pub const DISAGREEMENTS: &str = "baton_token_disagreements_total";
+/// Requests that ended without an answer, by `kind`.
+pub const FAILED_REQUESTS: &str = "baton_requests_failed_total";
+/// Requests in each `state`.
+pub const IN_STATE: &str = "baton_requests_in_state";
+/// How long the oldest request of each `state` has been in it, in seconds.
+pub const OLDEST_IN_STATE: &str = "baton_oldest_request_in_state_seconds";
+/// Blocks of a `node`, by `kind`: total, free (by its report), booked (by the coordinator).
+pub const NODE_BLOCKS: &str = "baton_node_blocks";
+
+/// Remembers which gauges have been set, so that they can be set to 0.
+#[derive(Default)]
+pub(super) struct Gauges {
+    states: BTreeSet<&'static str>,
+    nodes: BTreeSet<String>,
+}
+
+impl Gauges {
+    pub(super) fn states(&mut self, now: &[(&'static str, usize, Duration)]) {
+        for gone in self.states.iter().filter(|state| !now.iter().any(|(name, ..)| name == *state)) {
+            gauge!(IN_STATE, "state" => *gone).set(0.0);
+            gauge!(OLDEST_IN_STATE, "state" => *gone).set(0.0);
+        }
+        for (state, count, oldest) in now {
+            gauge!(IN_STATE, "state" => *state).set(*count as f64);
+            gauge!(OLDEST_IN_STATE, "state" => *state).set(oldest.as_secs_f64());
+            self.states.insert(state);
+        }
+    }
+
+    pub(super) fn nodes(&mut self, status: &ClusterStatus) {
+        let set = |node: &str, kind: &'static str, value: u32| {
+            gauge!(NODE_BLOCKS, "node" => node.to_owned(), "kind" => kind).set(f64::from(value));
+        };
+        for gone in self.nodes.iter().filter(|name| !status.nodes.iter().any(|node| node.node == **name)) {
+            for kind in ["total", "free", "booked"] {
+                set(gone, kind, 0);
+            }
+        }
+        for node in &status.nodes {
+            set(&node.node, "total", node.total_blocks);
+            set(&node.node, "free", node.free_blocks);
+            set(&node.node, "booked", node.booked_blocks);
+            if !self.nodes.contains(&node.node) {
+                self.nodes.insert(node.node.clone());
+            }
+        }
+    }
+}
+
+fn label(cause: &Cause) -> &'static str {
+    match cause {
+        Cause::NodeLost => "node_lost",
+        Cause::StreamLost(_) => "stream_lost",
+        Cause::Failed(_) => "job_failed",
+        Cause::Deadline(_) => "deadline",
+        Cause::Nonsense(_) => "protocol",
+    }
+}
+
+pub(super) fn note(request: RequestId, note: &Note) {
+    match note {
+        Note::Restarted(cause) => {
+            counter!(RESTARTS, "cause" => label(cause)).increment(1);
+            tracing::warn!(%request, %cause, "attempt failed before the first token: starting again");
+        }
+        Note::Stranded(cause) => {
+            counter!(MIGRATIONS, "cause" => label(cause)).increment(1);
+            tracing::warn!(%request, %cause, "decode leg lost: moving the request");
+        }
+        Note::GivenUp(cause) => tracing::warn!(%request, %cause, "the last attempt failed"),
+        Note::Migrated(stall) => {
+            histogram!(MIGRATION_STALL).record(stall.as_secs_f64());
+            tracing::info!(%request, stall_ms = stall.as_millis() as u64, "moved request goes on");
+        }
+        Note::HandedOff(stats) => {
+            counter!(HANDOFF_BYTES).increment(stats.bytes);
+            counter!(HANDOFF_RESENT).increment(u64::from(stats.resent));
+            histogram!(HANDOFF_EXPOSED).record(Duration::from_micros(stats.exposed_us).as_secs_f64());
+        }
+        Note::Wasted => counter!(WASTED_TOKENS).increment(1),
+        Note::Disagreement { position } => {
+            counter!(DISAGREEMENTS).increment(1);
+            tracing::error!(%request, position, "two nodes sampled different tokens for one position");
+        }
+        Note::Rejected(error) => tracing::error!(%request, reason = %error.message, "a node rejects the job as invalid"),
+        Note::Ignored(what) => tracing::debug!(%request, what, "ignored"),
+    }
+}
+
+pub(super) fn late(token: bool) {
+    counter!(LATE_EVENTS).increment(1);
+    if token {
+        counter!(WASTED_TOKENS).increment(1);
+    }
+}
+
+pub(super) fn failed(request: RequestId, error: &ServeError) {
+    counter!(FAILED_REQUESTS, "kind" => error.kind.as_str()).increment(1);
+    tracing::debug!(%request, kind = error.kind.as_str(), message = %error.message, "request failed");
+}

@@ -1,0 +1,158 @@
+//! The coordinator's process: configuration, identity, text model, control plane, HTTP; and their orderly end.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_web::web::Data;
+use anyhow::{Context, bail};
+use clap::{Parser, Subcommand};
+use config::{Config, ConfigArgs};
+use coordinator::certs::CertsCommand;
+use coordinator::control;
+use coordinator::core::nodes::TextIdentity;
+use coordinator::driver::{Driver, DriverSettings, settings};
+use coordinator::handle::CoordinatorHandle;
+use coordinator::http::server::{self, HttpFront};
+use coordinator::http::state::HttpState;
+use model_files::{ModelFiles, TextModel};
+use protocol::ids::Role;
+use runtime::clock::Clock;
+use runtime::identity::Identity;
+use runtime::quic::QuicEndpoint;
+use runtime::shutdown::Shutdown;
+use runtime::telemetry::{self, MetricsHandle};
+use tokio_util::sync::CancellationToken;
+
+/// Threads of the driver, of links and jobs. HTTP has threads of its own.
+const WORKER_THREADS: usize = 2;
+/// Once every request has ended, its answer has this long to reach its client.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
+
+/// The front door of a Baton cluster.
+#[derive(Parser)]
+#[command(version, args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(flatten)]
+    config: ConfigArgs,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// The certificates that let processes into the cluster.
+    #[command(subcommand)]
+    Certs(CertsCommand),
+}
+
+#[allow(clippy::print_stderr, reason = "the log may not be set up yet, and this line is for whoever started the process")]
+fn main() -> ExitCode {
+    match start(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("coordinator: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[allow(clippy::print_stdout, reason = "what was asked for on the command line is answered on standard output")]
+fn start(cli: Cli) -> anyhow::Result<()> {
+    if let Some(Command::Certs(certs)) = cli.command {
+        print!("{}", certs.run()?);
+        return Ok(());
+    }
+    let config = config::load(&cli.config)?;
+    if let Some(answer) = cli.config.answer(&config)? {
+        print!("{answer}");
+        return Ok(());
+    }
+    telemetry::init_logging(&config.telemetry)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKER_THREADS)
+        .enable_all()
+        .build()
+        .context("cannot start the async runtime")?;
+    runtime.block_on(run(config))
+}
+
+async fn run(config: Config) -> anyhow::Result<()> {
+    let shutdown = Shutdown::on_signals().context("cannot install signal handlers")?;
+    let metrics = telemetry::install_metrics()?;
+    let endpoint = open_endpoint(&config).await?;
+    let text = load_text(&config)?;
+    let (driver, handle, to_driver) = new_driver(&config, &text, shutdown.clone())?;
+    let front = open_http(&config, text, handle, metrics)?;
+    tracing::info!(http = %front.address, control = %endpoint.local_addr()?, "ready");
+
+    let hello_timeout = Duration::from_millis(config.cluster.connect_timeout_ms);
+    let end_of_control = CancellationToken::new();
+    let control = control::serve(Arc::clone(&endpoint), to_driver, hello_timeout, end_of_control.clone());
+    let control = tokio::spawn(control);
+    let http = front.handle();
+    let server = tokio::spawn(front.server);
+    let driver = tokio::spawn(driver.run());
+
+    shutdown.wait().await;
+    // No new connections from here on; `stop` ends when the last answer is out.
+    let stopped = tokio::spawn(http.stop(true));
+    driver.await.context("the driver failed")?;
+    if tokio::time::timeout(LAST_ANSWERS, stopped).await.is_err() {
+        tracing::debug!("connections without requests were still open");
+    }
+    end_of_control.cancel();
+    control.await.context("the control plane failed")?;
+    endpoint.close("the coordinator stops").await;
+    server.abort();
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn open_endpoint(config: &Config) -> anyhow::Result<Arc<QuicEndpoint>> {
+    let identity = Identity::load(&config.cluster)?;
+    let peer = identity.peer();
+    if peer.role != Role::Coordinator {
+        bail!("cluster.cert_path names {peer}, must name a coordinator");
+    }
+    let listen = &config.coordinator.listen;
+    let endpoint = QuicEndpoint::bind(Arc::new(identity), listen, &config.cluster, &config.transfer).await;
+    Ok(Arc::new(endpoint.context("coordinator.listen")?))
+}
+
+fn load_text(config: &Config) -> anyhow::Result<TextModel> {
+    let path = &config.model.path;
+    if path.is_empty() {
+        bail!("model.path is not set: a GGUF file or a model directory is needed for its tokenizer");
+    }
+    Ok(ModelFiles::open(path)?.text()?)
+}
+
+fn new_driver(
+    config: &Config,
+    text: &TextModel,
+    shutdown: Shutdown,
+) -> anyhow::Result<(Driver, CoordinatorHandle, tokio::sync::mpsc::Sender<control::FromNode>)> {
+    let vocab_size = u32::try_from(text.vocab_size).context("the model's vocabulary has more than 2^32 tokens")?;
+    let identity = TextIdentity { tokenizer_hash: text.tokenizer_hash, vocab_size };
+    let front = &config.coordinator;
+    let driver = DriverSettings {
+        stream_buffer_tokens: front.stream_buffer_tokens,
+        client_stall_timeout: Duration::from_millis(front.client_stall_timeout_ms),
+        drain_timeout: Duration::from_millis(front.drain_timeout_ms),
+    };
+    let core = settings::cluster(config, identity);
+    Ok(Driver::new(core, driver, Arc::new(text.tokenizer.clone()), Clock, shutdown))
+}
+
+fn open_http(
+    config: &Config,
+    text: TextModel,
+    handle: CoordinatorHandle,
+    metrics: MetricsHandle,
+) -> anyhow::Result<HttpFront> {
+    let render = Arc::new(move || metrics.render());
+    let state = Data::new(HttpState::new(config, text, Arc::new(handle), render));
+    let (host, port) = (&config.coordinator.http_host, config.coordinator.http_port);
+    server::bind(state).with_context(|| format!("cannot listen for HTTP on {host}:{port}"))
+}
