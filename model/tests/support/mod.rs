@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "every test binary uses its own part of this")]
 
+pub mod checkpoint;
 pub mod one_answer;
 
 use std::path::{Path, PathBuf};
