@@ -27,7 +27,11 @@ pub const TTFT: [&str; 2] = ["baton_time_to_first_token_seconds", "time_to_first
 /// Gap between two tokens, in seconds.
 pub const ITL: [&str; 2] = ["baton_inter_token_latency_seconds", "time_per_output_token_seconds"];
 /// Arrival to the end of the answer, in seconds.
-pub const E2E: [&str; 3] = ["baton_e2e_request_latency_seconds", "e2e_request_latency_seconds", "tgi_request_duration"];
+pub const E2E: [&str; 3] = [
+    "baton_e2e_request_latency_seconds",
+    "e2e_request_latency_seconds",
+    "tgi_request_duration",
+];
 /// Arrival to submission (reading, checking, tokenising), in seconds.
 pub const VALIDATION: &str = "tgi_request_validation_duration";
 /// Submission to the start of the prefill, in seconds.
@@ -81,12 +85,19 @@ impl RequestMetrics {
     /// Registers the metrics with the process's recorder; `model` is the label `model_name`.
     pub fn new(model: &str, clock: Clock) -> Self {
         let counters = |names: &[&'static str]| {
-            names.iter().map(|name| counter!(*name, "model_name" => model.to_owned())).collect()
+            names
+                .iter()
+                .map(|name| counter!(*name, "model_name" => model.to_owned()))
+                .collect()
         };
         let one = |name: &'static str| histogram!(name, "model_name" => model.to_owned());
         let histograms = |names: &[&'static str]| names.iter().map(|name| one(name)).collect();
-        let gauges =
-            |names: &[&'static str]| names.iter().map(|name| gauge!(*name, "model_name" => model.to_owned())).collect();
+        let gauges = |names: &[&'static str]| {
+            names
+                .iter()
+                .map(|name| gauge!(*name, "model_name" => model.to_owned()))
+                .collect()
+        };
         Self {
             model: model.to_owned(),
             clock,
@@ -131,7 +142,8 @@ impl RequestMetrics {
         set(&self.running, status.running);
         let of_role = |role: protocol::ids::Role| status.nodes.iter().filter(move |node| node.role == role);
         let decode = protocol::ids::Role::Decode;
-        self.batch_size.set(of_role(decode).map(|node| f64::from(node.running)).sum::<f64>());
+        self.batch_size
+            .set(of_role(decode).map(|node| f64::from(node.running)).sum::<f64>());
         for role in [protocol::ids::Role::Prefill, decode] {
             gauge!(NODES, "role" => role.as_str()).set(of_role(role).count() as f64);
         }

@@ -36,8 +36,16 @@ pub struct Body {
 impl BodyReader {
     /// `max_bytes`: longest body. `all_bytes`: all bodies being read or parsed together, at least one of the longest.
     pub fn new(max_bytes: usize, all_bytes: usize, grace: Duration, clock: Clock) -> Self {
-        let units = all_bytes.max(max_bytes).div_ceil(BOOKED_BYTES).min(Semaphore::MAX_PERMITS);
-        Self { max_bytes, grace, memory: Arc::new(Semaphore::new(units)), clock }
+        let units = all_bytes
+            .max(max_bytes)
+            .div_ceil(BOOKED_BYTES)
+            .min(Semaphore::MAX_PERMITS);
+        Self {
+            max_bytes,
+            grace,
+            memory: Arc::new(Semaphore::new(units)),
+            clock,
+        }
     }
 
     /// Reads a body whose request has `headers`.
@@ -46,7 +54,9 @@ impl BodyReader {
     /// A declared type that is not JSON, too many bytes, too slow a client, or no memory left.
     pub async fn read(&self, headers: &HeaderMap, mut payload: Payload) -> Result<Body, ApiError> {
         check_media_type(headers)?;
-        let declared = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+        let declared = headers
+            .get(CONTENT_LENGTH)
+            .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
         if declared.is_some_and(|length| length > self.max_bytes as u64) {
             return Err(self.too_large());
         }
@@ -57,9 +67,17 @@ impl BodyReader {
             let wait = self.patience(started, bytes.len());
             let chunk = match timeout(wait, payload.next()).await {
                 Err(_) => return Err(ApiError::new(ErrorKind::SlowBody, "the body does not arrive in time")),
-                Ok(None) => return Ok(Body { bytes: bytes.freeze(), _booked: booked }),
+                Ok(None) => {
+                    return Ok(Body {
+                        bytes: bytes.freeze(),
+                        _booked: booked,
+                    });
+                }
                 Ok(Some(Err(_))) => {
-                    return Err(ApiError::new(ErrorKind::Invalid, "the body ends before its announced end"));
+                    return Err(ApiError::new(
+                        ErrorKind::Invalid,
+                        "the body ends before its announced end",
+                    ));
                 }
                 Ok(Some(Ok(chunk))) => chunk,
             };
@@ -86,7 +104,10 @@ impl BodyReader {
         }
         let missing = u32::try_from(units - have).unwrap_or(u32::MAX);
         let more = Arc::clone(&self.memory).try_acquire_many_owned(missing).map_err(|_| {
-            ApiError::new(ErrorKind::Overloaded { retry_after_s: 1 }, "too many request bodies are being read")
+            ApiError::new(
+                ErrorKind::Overloaded { retry_after_s: 1 },
+                "too many request bodies are being read",
+            )
         })?;
         match booked {
             Some(booked) => booked.merge(more),
@@ -96,14 +117,23 @@ impl BodyReader {
     }
 
     fn too_large(&self) -> ApiError {
-        ApiError::new(ErrorKind::TooLarge, format!("the body must have at most {} bytes", self.max_bytes))
+        ApiError::new(
+            ErrorKind::TooLarge,
+            format!("the body must have at most {} bytes", self.max_bytes),
+        )
     }
 }
 
 fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let refuse = |what: &str| Err(ApiError::new(ErrorKind::WrongMediaType, what.to_owned()));
     if let Some(value) = headers.get(CONTENT_TYPE) {
-        let essence = value.to_str().unwrap_or("?").split(';').next().unwrap_or_default().trim();
+        let essence = value
+            .to_str()
+            .unwrap_or("?")
+            .split(';')
+            .next()
+            .unwrap_or_default()
+            .trim();
         if !essence.is_empty() && !essence.eq_ignore_ascii_case("application/json") {
             return refuse("the content type must be application/json, or not be given");
         }

@@ -89,11 +89,15 @@ impl Connection {
     }
 
     fn sending(&self) {
-        self.phase.set(Phase::Sending { since: self.clock.now() });
+        self.phase.set(Phase::Sending {
+            since: self.clock.now(),
+        });
     }
 
     fn idle(&self) {
-        self.phase.set(Phase::Idle { since: self.clock.now() });
+        self.phase.set(Phase::Idle {
+            since: self.clock.now(),
+        });
     }
 
     fn is_overdue(&self, limits: ConnectionLimits) -> bool {

@@ -42,7 +42,11 @@ pub async fn envelope(
     }
     let id = request_id(&request);
     request.extensions_mut().insert(ClientRequestId(id.clone()));
-    let early = if request.method() == Method::OPTIONS { Some(preflight()) } else { refusal(&request) };
+    let early = if request.method() == Method::OPTIONS {
+        Some(preflight())
+    } else {
+        refusal(&request)
+    };
     let answer = match early {
         Some(response) => request.into_response(response),
         None => next.call(request).await?.map_into_boxed_body(),
@@ -64,14 +68,19 @@ fn request_id(request: &ServiceRequest) -> String {
     if let Some(id) = usable {
         return id.to_owned();
     }
-    let drawn = request.app_data::<web::Data<HttpState>>().and_then(|state| state.draw_id().ok());
+    let drawn = request
+        .app_data::<web::Data<HttpState>>()
+        .and_then(|state| state.draw_id().ok());
     drawn.map(|id| id.to_string()).unwrap_or_default()
 }
 
 fn preflight() -> HttpResponse {
     HttpResponse::build(StatusCode::NO_CONTENT)
         .insert_header((ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"))
-        .insert_header((ACCESS_CONTROL_ALLOW_HEADERS, "content-type, authorization, x-request-id"))
+        .insert_header((
+            ACCESS_CONTROL_ALLOW_HEADERS,
+            "content-type, authorization, x-request-id",
+        ))
         .insert_header((ACCESS_CONTROL_MAX_AGE, 86_400))
         .finish()
 }
@@ -85,11 +94,18 @@ fn refusal(request: &ServiceRequest) -> Option<HttpResponse> {
     if keys.is_empty() || probe || OPEN_PATHS.contains(&path) {
         return None;
     }
-    let given = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(bearer_token);
+    let given = request
+        .headers()
+        .get(AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(bearer_token);
     if given.is_some_and(|given| is_known(keys, given)) {
         return None;
     }
-    let error = ApiError::new(ErrorKind::Unauthorised, "a valid API key is needed: Authorization: Bearer KEY");
+    let error = ApiError::new(
+        ErrorKind::Unauthorised,
+        "a valid API key is needed: Authorization: Bearer KEY",
+    );
     Some(error.respond(Family::of_path(path)))
 }
 
@@ -103,7 +119,10 @@ fn is_known(keys: &[Secret], given: &str) -> bool {
     keys.iter().fold(false, |known, key| {
         let key = key.expose().as_bytes();
         let given = given.as_bytes();
-        let differing = key.iter().zip(given).fold(0_u8, |differing, (a, b)| differing | (a ^ b));
+        let differing = key
+            .iter()
+            .zip(given)
+            .fold(0_u8, |differing, (a, b)| differing | (a ^ b));
         known | (differing == 0 && key.len() == given.len())
     })
 }

@@ -22,7 +22,11 @@ pub enum Family {
 impl Family {
     /// The family of a path, known or not.
     pub fn of_path(path: &str) -> Self {
-        if path == "/v1" || path.starts_with("/v1/") { Self::OpenAi } else { Self::Tgi }
+        if path == "/v1" || path.starts_with("/v1/") {
+            Self::OpenAi
+        } else {
+            Self::Tgi
+        }
     }
 }
 
@@ -97,13 +101,21 @@ struct OpenAiError<'a> {
 impl ApiError {
     /// An error of `kind` that no single field is to blame for.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), param: None }
+        Self {
+            kind,
+            message: message.into(),
+            param: None,
+        }
     }
 
     /// A field asks for something that is not built yet. Never ignored: the answer would not be what was asked for.
     pub fn not_supported_yet(field: impl Into<String>) -> Self {
         let field = field.into();
-        Self { kind: ErrorKind::Invalid, message: format!("not supported yet: {field}"), param: Some(field) }
+        Self {
+            kind: ErrorKind::Invalid,
+            message: format!("not supported yet: {field}"),
+            param: Some(field),
+        }
     }
 
     /// Status of the answer.
@@ -177,7 +189,10 @@ impl ApiError {
                     | ErrorKind::Unavailable
                     | ErrorKind::Unhealthy => self.message.clone(),
                 };
-                serde_json::to_string(&TgiBody { error: &message, error_type: kind })
+                serde_json::to_string(&TgiBody {
+                    error: &message,
+                    error_type: kind,
+                })
             }
             Family::OpenAi => serde_json::to_string(&OpenAiBody {
                 error: OpenAiError {
@@ -194,7 +209,11 @@ impl ApiError {
 
     /// The whole response. A missing key is told in OpenAI's shape on every path.
     pub fn respond(&self, family: Family) -> HttpResponse {
-        let family = if self.kind == ErrorKind::Unauthorised { Family::OpenAi } else { family };
+        let family = if self.kind == ErrorKind::Unauthorised {
+            Family::OpenAi
+        } else {
+            family
+        };
         let mut response = HttpResponse::build(self.status(family));
         match self.kind {
             ErrorKind::Overloaded { retry_after_s } => {
@@ -232,7 +251,11 @@ impl ApiError {
 
 impl From<FieldError> for ApiError {
     fn from(error: FieldError) -> Self {
-        Self { kind: ErrorKind::Invalid, message: error.to_string(), param: Some(error.field) }
+        Self {
+            kind: ErrorKind::Invalid,
+            message: error.to_string(),
+            param: Some(error.field),
+        }
     }
 }
 
@@ -282,19 +305,43 @@ mod tests {
     #[test]
     fn failures_of_the_cluster_have_the_documented_statuses() {
         let cases = [
-            (ServeErrorKind::Overloaded { retry_after_s: 3 }, 429, "overloaded", 429, "rate_limit_exceeded"),
-            (ServeErrorKind::Unavailable, 503, "unavailable", 503, "ServiceUnavailableError"),
+            (
+                ServeErrorKind::Overloaded { retry_after_s: 3 },
+                429,
+                "overloaded",
+                429,
+                "rate_limit_exceeded",
+            ),
+            (
+                ServeErrorKind::Unavailable,
+                503,
+                "unavailable",
+                503,
+                "ServiceUnavailableError",
+            ),
             (ServeErrorKind::TooLong, 422, "validation", 400, "BadRequestError"),
             (ServeErrorKind::Timeout, 424, "generation", 500, "InternalServerError"),
             (ServeErrorKind::NodeLost, 424, "generation", 500, "InternalServerError"),
-            (ServeErrorKind::TransferFailed, 424, "generation", 500, "InternalServerError"),
+            (
+                ServeErrorKind::TransferFailed,
+                424,
+                "generation",
+                500,
+                "InternalServerError",
+            ),
             (ServeErrorKind::Cancelled, 424, "generation", 500, "InternalServerError"),
             (ServeErrorKind::Internal, 424, "generation", 500, "InternalServerError"),
         ];
         for (kind, tgi, tgi_word, openai, openai_word) in cases {
             let error = ApiError::from(ServeError::new(kind, "x"));
-            assert_eq!((error.status(Family::Tgi).as_u16(), error.word(Family::Tgi)), (tgi, tgi_word));
-            assert_eq!((error.status(Family::OpenAi).as_u16(), error.word(Family::OpenAi)), (openai, openai_word));
+            assert_eq!(
+                (error.status(Family::Tgi).as_u16(), error.word(Family::Tgi)),
+                (tgi, tgi_word)
+            );
+            assert_eq!(
+                (error.status(Family::OpenAi).as_u16(), error.word(Family::OpenAi)),
+                (openai, openai_word)
+            );
         }
     }
 

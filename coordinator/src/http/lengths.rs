@@ -19,7 +19,12 @@ pub struct Lengths {
 impl Lengths {
     /// `positions`: the model's `max_position_embeddings`.
     pub fn new(limits: &LimitsConfig, positions: usize) -> Self {
-        let input = [limits.max_input_token_len, limits.max_seq_len.saturating_sub(1), positions, MAX_INPUT_TOKENS];
+        let input = [
+            limits.max_input_token_len,
+            limits.max_seq_len.saturating_sub(1),
+            positions,
+            MAX_INPUT_TOKENS,
+        ];
         Self {
             input: input.into_iter().min().unwrap_or(MAX_INPUT_TOKENS),
             seq: limits.max_seq_len,
@@ -106,7 +111,14 @@ mod tests {
         assert_eq!(lengths.output(45, None), 5);
         assert_eq!(lengths.output(49, None), 1);
         assert_eq!(lengths.output(50, None), 1);
-        let short = Lengths::new(&LimitsConfig { max_seq_len: 40, max_iter_times: 8, ..LimitsConfig::default() }, 50);
+        let short = Lengths::new(
+            &LimitsConfig {
+                max_seq_len: 40,
+                max_iter_times: 8,
+                ..LimitsConfig::default()
+            },
+            50,
+        );
         assert_eq!(short.output(38, Some(2_147_483_647)), 2);
         assert_eq!(short.total(), 40);
     }

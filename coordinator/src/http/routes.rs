@@ -9,8 +9,13 @@ use super::state::HttpState;
 use super::{openai, tgi};
 
 /// Paths of the API that are not built yet: told apart from typing errors.
-const UNBUILT: [&str; 5] =
-    ["/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/tokenizer_info"];
+const UNBUILT: [&str; 5] = [
+    "/v1/chat/completions",
+    "/v1/embeddings",
+    "/tokenize",
+    "/detokenize",
+    "/tokenizer_info",
+];
 
 /// Registers all paths.
 pub fn configure(config: &mut ServiceConfig) {
@@ -32,12 +37,37 @@ pub fn configure(config: &mut ServiceConfig) {
             only(web::resource("/v1/completions"), "POST, OPTIONS")
                 .route(web::post().to(openai::handlers::completions)),
         );
-    read(config, "/health", web::get().to(tgi::info::health), web::head().to(tgi::info::health));
-    read(config, "/ping", web::get().to(tgi::info::health), web::head().to(tgi::info::health));
-    read(config, "/info", web::get().to(tgi::info::info), web::head().to(tgi::info::info));
+    read(
+        config,
+        "/health",
+        web::get().to(tgi::info::health),
+        web::head().to(tgi::info::health),
+    );
+    read(
+        config,
+        "/ping",
+        web::get().to(tgi::info::health),
+        web::head().to(tgi::info::health),
+    );
+    read(
+        config,
+        "/info",
+        web::get().to(tgi::info::info),
+        web::head().to(tgi::info::info),
+    );
     read(config, "/metrics", web::get().to(metrics), web::head().to(metrics));
-    read(config, "/v1/models", web::get().to(openai::models::list), web::head().to(openai::models::list));
-    read(config, "/v1/models/{id:.+}", web::get().to(openai::models::one), web::head().to(openai::models::one));
+    read(
+        config,
+        "/v1/models",
+        web::get().to(openai::models::list),
+        web::head().to(openai::models::list),
+    );
+    read(
+        config,
+        "/v1/models/{id:.+}",
+        web::get().to(openai::models::one),
+        web::head().to(openai::models::one),
+    );
 }
 
 /// A path that is only read.

@@ -24,7 +24,10 @@ pub fn top_k(value: u32, vocab_size: usize) -> u32 {
 
 /// Greedy decoding that still draws nothing, with the given seed for the record.
 pub fn greedy(seed: u64) -> SamplingParams {
-    SamplingParams { seed, ..SamplingParams::greedy() }
+    SamplingParams {
+        seed,
+        ..SamplingParams::greedy()
+    }
 }
 
 #[cfg(test)]

@@ -87,7 +87,9 @@ impl HttpState {
     /// # Errors
     /// A prompt that is too long, a refusal, or a failure before the first token; the timer has been told.
     pub async fn begin(&self, draft: Draft, mut timer: RequestTimer) -> Result<Answer, ApiError> {
-        let request = self.request(draft).inspect_err(|error| timer.failed(error.metric_label()))?;
+        let request = self
+            .request(draft)
+            .inspect_err(|error| timer.failed(error.metric_label()))?;
         timer.submitted(request.token_ids.len(), request.stop.max_tokens);
         let mut answer = Answer::new(&request, timer);
         match self.submit(request, &mut answer).await {
@@ -110,7 +112,11 @@ impl HttpState {
         if tokens == 0 || tokens > most {
             let field = draft.prompt_field;
             let message = format!("`{field}` has {tokens} tokens, but must have 1 to {most} tokens");
-            return Err(ApiError { kind: ErrorKind::Invalid, message, param: Some(field.to_owned()) });
+            return Err(ApiError {
+                kind: ErrorKind::Invalid,
+                message,
+                param: Some(field.to_owned()),
+            });
         }
         let stop = StopRules {
             max_tokens: self.lengths.output(tokens, draft.max_tokens),
@@ -142,7 +148,11 @@ impl Answer {
             timer,
             attribution: Attribution::new(matches_stops, request.skip_special_tokens),
             stop: request.stop.clone(),
-            kept_stops: if request.include_stop_str { request.stop_strings.clone() } else { Vec::new() },
+            kept_stops: if request.include_stop_str {
+                request.stop_strings.clone()
+            } else {
+                Vec::new()
+            },
             text: String::new(),
             first: None,
             events: Box::pin(stream::empty()),
@@ -152,7 +162,11 @@ impl Answer {
     async fn wait_for_first_token(&mut self) -> Result<(), ApiError> {
         loop {
             match self.events.next().await {
-                Some(ClientEvent::Prefill { cached_tokens, prompt_logprobs, queue_us }) => {
+                Some(ClientEvent::Prefill {
+                    cached_tokens,
+                    prompt_logprobs,
+                    queue_us,
+                }) => {
                     self.cached_tokens = cached_tokens;
                     self.prompt_logprobs = prompt_logprobs;
                     self.timer.prefilled(Duration::from_micros(queue_us));
@@ -194,7 +208,11 @@ impl Answer {
     /// True if the answer ends with this token, so that its event is also the last one. A token that completes a stop
     /// string is recognised by its missing text, or by its text where the stop string is kept.
     fn is_last(&mut self, token: &OutputToken) -> bool {
-        if self.stop.finish(token.sampled.token, token.sampled.position + 1).is_some() {
+        if self
+            .stop
+            .finish(token.sampled.token, token.sampled.position + 1)
+            .is_some()
+        {
             return true;
         }
         if self.kept_stops.is_empty() {

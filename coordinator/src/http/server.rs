@@ -60,7 +60,11 @@ pub fn listen(state: Data<HttpState>, listener: TcpListener) -> io::Result<HttpF
     let clock = state.clock;
     let workers = front.http_workers;
     let drain = front.drain_timeout_ms.div_ceil(1_000);
-    let per_worker = state.limits.max_concurrent_requests.saturating_mul(8).clamp(256, 25_000);
+    let per_worker = state
+        .limits
+        .max_concurrent_requests
+        .saturating_mul(8)
+        .clamp(256, 25_000);
     tokio::spawn(upkeep(Arc::downgrade(&state.clone().into_inner())));
     let server = HttpServer::new(move || {
         App::new()

@@ -32,7 +32,12 @@ pub struct Attribution {
 impl Attribution {
     /// `matches_stops`: the request has stop strings. `skip_special`: its special tokens are not visible.
     pub fn new(matches_stops: bool, skip_special: bool) -> Self {
-        Self { matches_stops, skip_special, pending: VecDeque::new(), released: String::new() }
+        Self {
+            matches_stops,
+            skip_special,
+            pending: VecDeque::new(),
+            released: String::new(),
+        }
     }
 
     /// Takes the next token. `last`: it is known that no token follows; it then waits for [`Attribution::finish`].
@@ -59,12 +64,20 @@ impl Attribution {
         if !self.matches_stops {
             return Some(front.visible.len());
         }
-        let own = if front.special && self.skip_special { 0 } else { front.text.len() };
+        let own = if front.special && self.skip_special {
+            0
+        } else {
+            front.text.len()
+        };
         if own > self.released.len() {
             return None;
         }
         // Nothing is held back: what a special token between the bytes of a character did to the lengths ends here.
-        Some(if only { self.released.len() } else { floor_boundary(&self.released, own) })
+        Some(if only {
+            self.released.len()
+        } else {
+            floor_boundary(&self.released, own)
+        })
     }
 
     fn pop(&mut self, length: usize) -> Option<Shown> {
@@ -80,8 +93,16 @@ impl Attribution {
         self.released.push_str(&completion.tail);
         let mut shown = Vec::with_capacity(self.pending.len());
         while let Some(front) = self.pending.front() {
-            let own = if front.special && self.skip_special { 0 } else { front.text.len() };
-            let length = if self.pending.len() == 1 { self.released.len() } else { own };
+            let own = if front.special && self.skip_special {
+                0
+            } else {
+                front.text.len()
+            };
+            let length = if self.pending.len() == 1 {
+                self.released.len()
+            } else {
+                own
+            };
             shown.extend(self.pop(length));
         }
         (shown, self.released)
@@ -107,7 +128,13 @@ mod tests {
 
     fn token(text: &str, visible: &str) -> OutputToken {
         OutputToken {
-            sampled: SampledToken { position: 0, token: 1, logprob: -1.0, raw_logprob: -1.0, top_logprobs: vec![] },
+            sampled: SampledToken {
+                position: 0,
+                token: 1,
+                logprob: -1.0,
+                raw_logprob: -1.0,
+                top_logprobs: vec![],
+            },
             text: text.to_owned(),
             visible: visible.to_owned(),
             special: text.starts_with('<'),
@@ -116,7 +143,12 @@ mod tests {
     }
 
     fn end(tail: &str) -> Completion {
-        Completion { finish: Finish::Length, generated_tokens: 0, tail: tail.to_owned(), limit_reached: true }
+        Completion {
+            finish: Finish::Length,
+            generated_tokens: 0,
+            tail: tail.to_owned(),
+            limit_reached: true,
+        }
     }
 
     fn texts(shown: &[Shown]) -> Vec<&str> {

@@ -54,8 +54,18 @@ impl EventBuffer {
 }
 
 /// Sends `answer` as a stream. `response` has the status and further headers.
-pub fn respond(mut response: HttpResponseBuilder, answer: Answer, dialect: impl Dialect, silence: Duration) -> HttpResponse {
-    let state = Sending { answer, dialect, silence, ended: false };
+pub fn respond(
+    mut response: HttpResponseBuilder,
+    answer: Answer,
+    dialect: impl Dialect,
+    silence: Duration,
+) -> HttpResponse {
+    let state = Sending {
+        answer,
+        dialect,
+        silence,
+        ended: false,
+    };
     let body = stream::unfold(state, |mut state| async move {
         let chunk = state.next().await?;
         Some((Ok::<_, Infallible>(chunk), state))

@@ -34,8 +34,17 @@ pub struct ServedModel {
 impl ServedModel {
     /// The configured name, or the one in the model's files.
     pub fn new(model: &config::ModelConfig, text: TextModel) -> Self {
-        let name = if model.model_name.is_empty() { text.name.clone() } else { model.model_name.clone() };
-        Self { name, aliases: model.model_aliases.clone(), compute: model.compute, text }
+        let name = if model.model_name.is_empty() {
+            text.name.clone()
+        } else {
+            model.model_name.clone()
+        };
+        Self {
+            name,
+            aliases: model.model_aliases.clone(),
+            compute: model.compute,
+            text,
+        }
     }
 
     /// True if `name` means this model.
@@ -87,7 +96,12 @@ impl HttpState {
             prompts: PromptTokenizer::new(model.text.tokenizer.clone(), long_work.clone()),
             long_work,
             lengths: Lengths::new(&config.limits, model.text.max_position_embeddings),
-            bodies: BodyReader::new(config.limits.max_body_bytes, config.limits.max_queued_bytes, grace, clock),
+            bodies: BodyReader::new(
+                config.limits.max_body_bytes,
+                config.limits.max_queued_bytes,
+                grace,
+                clock,
+            ),
             metrics: Arc::new(RequestMetrics::new(&model.name, clock)),
             limits: config.limits.clone(),
             front: config.coordinator.clone(),
@@ -157,7 +171,11 @@ impl HttpState {
 
     /// `top_k` of a sampled request that brings none; 0 = off.
     pub fn default_top_k(&self) -> u32 {
-        self.model.text.generation_defaults.top_k.unwrap_or(self.front.default_top_k)
+        self.model
+            .text
+            .generation_defaults
+            .top_k
+            .unwrap_or(self.front.default_top_k)
     }
 
     /// Longest silence in an event stream.
@@ -176,7 +194,11 @@ impl HttpState {
 
     /// Bounds of the stop strings on the `/v1` paths: only their total length counts.
     pub fn openai_stop_limits(&self) -> StopLimits {
-        StopLimits { strings: usize::MAX, chars: usize::MAX, total_chars: self.limits.max_stop_total_chars }
+        StopLimits {
+            strings: usize::MAX,
+            chars: usize::MAX,
+            total_chars: self.limits.max_stop_total_chars,
+        }
     }
 }
 

@@ -30,7 +30,9 @@ pub struct LongWork {
 impl LongWork {
     /// `at_once`: most pieces of work at the same time; further ones wait their turn, in order.
     pub fn new(at_once: usize) -> Self {
-        Self { slots: Arc::new(Semaphore::new(at_once.max(1))) }
+        Self {
+            slots: Arc::new(Semaphore::new(at_once.max(1))),
+        }
     }
 
     /// Does `work` on another thread. Dropping the future gives up the place in the queue; work that runs ends by itself.
@@ -38,7 +40,10 @@ impl LongWork {
     /// # Errors
     /// [`PromptError::Stopped`].
     pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, PromptError> {
-        let slot = Arc::clone(&self.slots).acquire_owned().await.map_err(|_| PromptError::Stopped)?;
+        let slot = Arc::clone(&self.slots)
+            .acquire_owned()
+            .await
+            .map_err(|_| PromptError::Stopped)?;
         let done = spawn_blocking(move || {
             let result = work();
             drop(slot);

@@ -20,12 +20,18 @@ pub struct FieldError {
 impl FieldError {
     /// `field` has `value`, but must be `expected`.
     pub fn wrong(field: impl Into<String>, value: Raw<'_>, expected: impl AsRef<str>) -> Self {
-        Self { field: field.into(), problem: format!("is {}, but must be {}", value.shown(), expected.as_ref()) }
+        Self {
+            field: field.into(),
+            problem: format!("is {}, but must be {}", value.shown(), expected.as_ref()),
+        }
     }
 
     /// `field` breaks a rule that is told in a sentence without a subject: "must not be ...".
     pub fn rule(field: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self { field: field.into(), problem: problem.into() }
+        Self {
+            field: field.into(),
+            problem: problem.into(),
+        }
     }
 }
 
@@ -50,17 +56,32 @@ pub struct Range {
 impl Range {
     /// From `low` to `high`, both included.
     pub const fn from_to(low: f64, high: f64) -> Self {
-        Self { low, low_included: true, high, high_included: true }
+        Self {
+            low,
+            low_included: true,
+            high,
+            high_included: true,
+        }
     }
 
     /// Greater than `low`, at most `high`.
     pub const fn above_to(low: f64, high: f64) -> Self {
-        Self { low, low_included: false, high, high_included: true }
+        Self {
+            low,
+            low_included: false,
+            high,
+            high_included: true,
+        }
     }
 
     /// Greater than `low`, less than `high`.
     pub const fn between(low: f64, high: f64) -> Self {
-        Self { low, low_included: false, high, high_included: false }
+        Self {
+            low,
+            low_included: false,
+            high,
+            high_included: false,
+        }
     }
 
     /// Greater than `low`.
@@ -74,8 +95,16 @@ impl Range {
     }
 
     fn contains(self, value: f64) -> bool {
-        let above = if self.low_included { value >= self.low } else { value > self.low };
-        let below = if self.high_included { value <= self.high } else { value < self.high };
+        let above = if self.low_included {
+            value >= self.low
+        } else {
+            value > self.low
+        };
+        let below = if self.high_included {
+            value <= self.high
+        } else {
+            value < self.high
+        };
         value.is_finite() && above && below
     }
 
@@ -95,18 +124,17 @@ impl<'a> Fields<'a> {
     ///
     /// # Errors
     /// A known member given twice.
-    pub fn of_object(
-        object: Raw<'a>,
-        path: &'static str,
-        known: &'static [&'static str],
-    ) -> Result<Self, FieldError> {
+    pub fn of_object(object: Raw<'a>, path: &'static str, known: &'static [&'static str]) -> Result<Self, FieldError> {
         let mut values = vec![None; known.len()];
         for (name, value) in object.members() {
             let Some(index) = known.iter().position(|known| *known == name) else {
                 continue;
             };
             if values[index].replace(value).is_some() {
-                return Err(FieldError::rule(format!("{path}{name}"), "is given twice, but must be given once"));
+                return Err(FieldError::rule(
+                    format!("{path}{name}"),
+                    "is given twice, but must be given once",
+                ));
             }
         }
         Ok(Self { path, known, values })
@@ -121,7 +149,9 @@ impl<'a> Fields<'a> {
     pub fn get(&self, name: &str) -> Option<Raw<'a>> {
         let index = self.known.iter().position(|known| *known == name);
         debug_assert!(index.is_some(), "`{name}` is read but not declared");
-        index.and_then(|index| self.values[index]).filter(|value| value.kind() != Kind::Null)
+        index
+            .and_then(|index| self.values[index])
+            .filter(|value| value.kind() != Kind::Null)
     }
 
     fn wrong(&self, name: &str, value: Raw<'_>, expected: impl AsRef<str>) -> FieldError {
@@ -155,9 +185,11 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// Anything else, floats with an integral value included.
     pub fn int(&self, name: &str, low: i64, high: i64) -> Result<Option<i64>, FieldError> {
-        self.parsed(name, || format!("an integer from {low} to {high}"), |text| {
-            text.parse::<i64>().ok().filter(|value| (low..=high).contains(value))
-        })
+        self.parsed(
+            name,
+            || format!("an integer from {low} to {high}"),
+            |text| text.parse::<i64>().ok().filter(|value| (low..=high).contains(value)),
+        )
     }
 
     /// An integer from `low` to 2^64 - 1, exactly.
@@ -165,11 +197,15 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// Anything else.
     pub fn u64_from(&self, name: &str, low: u64) -> Result<Option<u64>, FieldError> {
-        self.parsed(name, || format!("an integer from {low} to {}", u64::MAX), |text| {
-            // "-0" is the integer 0.
-            let text = if text == "-0" { "0" } else { text };
-            text.parse::<u64>().ok().filter(|value| *value >= low)
-        })
+        self.parsed(
+            name,
+            || format!("an integer from {low} to {}", u64::MAX),
+            |text| {
+                // "-0" is the integer 0.
+                let text = if text == "-0" { "0" } else { text };
+                text.parse::<u64>().ok().filter(|value| *value >= low)
+            },
+        )
     }
 
     /// A number in `range`; integers are numbers.
@@ -177,7 +213,11 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// Anything else, numbers too large for a double included.
     pub fn float(&self, name: &str, range: Range) -> Result<Option<f64>, FieldError> {
-        self.parsed(name, || range.words(), |text| text.parse::<f64>().ok().filter(|value| range.contains(*value)))
+        self.parsed(
+            name,
+            || range.words(),
+            |text| text.parse::<f64>().ok().filter(|value| range.contains(*value)),
+        )
     }
 
     fn parsed<T>(
@@ -189,7 +229,11 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
-        let parsed = if value.kind() == Kind::Number { parse(value.text()) } else { None };
+        let parsed = if value.kind() == Kind::Number {
+            parse(value.text())
+        } else {
+            None
+        };
         parsed.map(Some).ok_or_else(|| self.wrong(name, value, expected()))
     }
 
@@ -279,7 +323,11 @@ pub struct StopLimits {
 impl StopLimits {
     fn words(self) -> String {
         let chars = self.chars.min(self.total_chars);
-        let count = if self.strings == usize::MAX { String::new() } else { format!("at most {} ", self.strings) };
+        let count = if self.strings == usize::MAX {
+            String::new()
+        } else {
+            format!("at most {} ", self.strings)
+        };
         format!(
             "a string of 1 to {chars} characters, or a list of {count}such strings with at most {} characters together",
             self.total_chars
@@ -324,14 +372,21 @@ mod tests {
 
     #[test]
     fn integers_are_exact() {
-        let int = |value: &str| fields(&format!("{{\"a\":{value}}}")).u64_from("a", 0).map_err(|error| error.to_string());
+        let int = |value: &str| {
+            fields(&format!("{{\"a\":{value}}}"))
+                .u64_from("a", 0)
+                .map_err(|error| error.to_string())
+        };
         assert_eq!(int("18446744073709551615"), Ok(Some(u64::MAX)));
         assert_eq!(int("0"), Ok(Some(0)));
         assert_eq!(int("-0"), Ok(Some(0)));
         for bad in ["18446744073709551616", "-1", "1.0", "1e3", "true", "\"1\"", "[1]", "{}"] {
             let error = int(bad).expect_err(bad);
             assert!(error.starts_with("`p.a` is "), "{error}");
-            assert!(error.ends_with("but must be an integer from 0 to 18446744073709551615"), "{error}");
+            assert!(
+                error.ends_with("but must be an integer from 0 to 18446744073709551615"),
+                "{error}"
+            );
         }
         let small = |value: &str| fields(&format!("{{\"a\":{value}}}")).int("a", -1, 5).ok();
         assert_eq!(small("-1"), Some(Some(-1)));
@@ -341,8 +396,11 @@ mod tests {
 
     #[test]
     fn floats_take_integers_and_refuse_what_is_not_finite() {
-        let float =
-            |value: &str, range| fields(&format!("{{\"a\":{value}}}")).float("a", range).map_err(|error| error.to_string());
+        let float = |value: &str, range| {
+            fields(&format!("{{\"a\":{value}}}"))
+                .float("a", range)
+                .map_err(|error| error.to_string())
+        };
         assert_eq!(float("1", Range::between(0.0, 2.0)), Ok(Some(1.0)));
         assert_eq!(float("0.5e0", Range::above(0.0)), Ok(Some(0.5)));
         assert_eq!(float("2", Range::above_to(0.0, 2.0)), Ok(Some(2.0)));
@@ -361,13 +419,28 @@ mod tests {
 
     #[test]
     fn stop_strings_are_bounded() {
-        let limits = StopLimits { strings: 2, chars: 3, total_chars: 5 };
+        let limits = StopLimits {
+            strings: 2,
+            chars: 3,
+            total_chars: 5,
+        };
         let stops = |value: &str| fields(&format!("{{\"a\":{value}}}")).stop_strings("a", limits).ok();
         assert_eq!(stops("null"), Some(vec![]));
         assert_eq!(stops("[]"), Some(vec![]));
         assert_eq!(stops("\"ab\\n\""), Some(vec!["ab\n".to_owned()]));
         assert_eq!(stops("[\"é\",\"b\"]"), Some(vec!["é".to_owned(), "b".to_owned()]));
-        for bad in ["\"\"", "[\"\"]", "[1]", "1", "true", "{}", "\"abcd\"", "[\"a\",\"b\",\"c\"]", "[\"abc\",\"abc\"]", "[null]"] {
+        for bad in [
+            "\"\"",
+            "[\"\"]",
+            "[1]",
+            "1",
+            "true",
+            "{}",
+            "\"abcd\"",
+            "[\"a\",\"b\",\"c\"]",
+            "[\"abc\",\"abc\"]",
+            "[null]",
+        ] {
             assert_eq!(stops(bad), None, "{bad}");
         }
     }

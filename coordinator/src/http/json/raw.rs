@@ -63,13 +63,21 @@ impl<'a> Raw<'a> {
 
     /// The members of an object, in order, repeated names included; empty for other kinds.
     pub fn members(self) -> Members<'a> {
-        let rest = if self.kind() == Kind::Object { &self.0[1..self.0.len() - 1] } else { "" };
+        let rest = if self.kind() == Kind::Object {
+            &self.0[1..self.0.len() - 1]
+        } else {
+            ""
+        };
         Members(Items(rest.trim_ascii_start()))
     }
 
     /// The elements of a list, in order; empty for other kinds.
     pub fn elements(self) -> Items<'a> {
-        let rest = if self.kind() == Kind::List { &self.0[1..self.0.len() - 1] } else { "" };
+        let rest = if self.kind() == Kind::List {
+            &self.0[1..self.0.len() - 1]
+        } else {
+            ""
+        };
         Items(rest.trim_ascii_start())
     }
 
@@ -248,7 +256,10 @@ mod tests {
             Kind::Number => serde_json::from_str(raw.text()).expect("a number"),
             Kind::String => Value::String(raw.string().expect("a string").into_owned()),
             Kind::List => raw.elements().map(rebuilt).collect(),
-            Kind::Object => raw.members().map(|(name, value)| (name.into_owned(), rebuilt(value))).collect(),
+            Kind::Object => raw
+                .members()
+                .map(|(name, value)| (name.into_owned(), rebuilt(value)))
+                .collect(),
         }
     }
 
@@ -280,7 +291,10 @@ mod tests {
     #[test]
     fn resolves_every_escape() {
         let raw = check(br#""\"\\\/\b\f\n\r\t\u0041\u00e9\ud83d\ude00\u0000.""#).expect("valid");
-        assert_eq!(raw.string().as_deref(), Some("\"\\/\u{8}\u{c}\n\r\tA\u{e9}\u{1f600}\u{0}."));
+        assert_eq!(
+            raw.string().as_deref(),
+            Some("\"\\/\u{8}\u{c}\n\r\tA\u{e9}\u{1f600}\u{0}.")
+        );
     }
 
     #[test]

@@ -23,9 +23,14 @@ pub struct SyntaxError {
 /// # Errors
 /// The first offence against the grammar.
 pub fn check(body: &[u8]) -> Result<Raw<'_>, SyntaxError> {
-    let text = std::str::from_utf8(body)
-        .map_err(|error| SyntaxError { what: "a byte sequence that is not UTF-8", offset: error.valid_up_to() })?;
-    let mut scanner = Scanner { bytes: text.as_bytes(), at: 0 };
+    let text = std::str::from_utf8(body).map_err(|error| SyntaxError {
+        what: "a byte sequence that is not UTF-8",
+        offset: error.valid_up_to(),
+    })?;
+    let mut scanner = Scanner {
+        bytes: text.as_bytes(),
+        at: 0,
+    };
     scanner.whitespace();
     let start = scanner.at;
     scanner.value(0)?;
@@ -48,7 +53,11 @@ impl Scanner<'_> {
     }
 
     fn error(&self, what: &'static str) -> SyntaxError {
-        let what = if self.at >= self.bytes.len() { "an unexpected end" } else { what };
+        let what = if self.at >= self.bytes.len() {
+            "an unexpected end"
+        } else {
+            what
+        };
         SyntaxError { what, offset: self.at }
     }
 
@@ -76,7 +85,10 @@ impl Scanner<'_> {
             self.at += word.len();
             Ok(())
         } else {
-            Err(SyntaxError { what: "something that is not a value", offset: self.at })
+            Err(SyntaxError {
+                what: "something that is not a value",
+                offset: self.at,
+            })
         }
     }
 
@@ -170,7 +182,10 @@ impl Scanner<'_> {
             }
             Some(b'u') => {
                 self.at += 1;
-                let lone = SyntaxError { what: "half of a surrogate pair", offset: start };
+                let lone = SyntaxError {
+                    what: "half of a surrogate pair",
+                    offset: start,
+                };
                 match self.hex4()? {
                     0xdc00..=0xdfff => Err(lone),
                     0xd800..=0xdbff => {
@@ -178,7 +193,11 @@ impl Scanner<'_> {
                             return Err(lone);
                         }
                         self.at += 2;
-                        if (0xdc00..=0xdfff).contains(&self.hex4()?) { Ok(()) } else { Err(lone) }
+                        if (0xdc00..=0xdfff).contains(&self.hex4()?) {
+                            Ok(())
+                        } else {
+                            Err(lone)
+                        }
                     }
                     _ => Ok(()),
                 }
@@ -253,8 +272,22 @@ mod tests {
     #[test]
     fn accepts_what_json_is() {
         for body in [
-            "null", " true\n", "false", "0", "-0", "12.5e-3", "1E+9", "1e999", "\"\"", "\"a\\u0000b\"", "\"\\ud83d\\ude00\"", "[]",
-            "{}", "[ 1 , [ ] , { } ]", "{\"a\":{\"b\":[null]},\"\":1}", "\"\u{7f}\u{1f600}\"",
+            "null",
+            " true\n",
+            "false",
+            "0",
+            "-0",
+            "12.5e-3",
+            "1E+9",
+            "1e999",
+            "\"\"",
+            "\"a\\u0000b\"",
+            "\"\\ud83d\\ude00\"",
+            "[]",
+            "{}",
+            "[ 1 , [ ] , { } ]",
+            "{\"a\":{\"b\":[null]},\"\":1}",
+            "\"\u{7f}\u{1f600}\"",
         ] {
             assert!(check(body.as_bytes()).is_ok(), "{body}");
             assert!(serde_json::from_str::<serde::de::IgnoredAny>(body).is_ok(), "{body}");
@@ -297,7 +330,12 @@ mod tests {
         for (body, expected) in cases {
             assert_eq!(what(body), expected, "{}", String::from_utf8_lossy(body));
         }
-        for lone in ["\"\\udc00\"", "\"\\ud800\\u0041\"", "\"\\ud800\\ud800\"", "{\"x\":[\"\\uDfff\"]}"] {
+        for lone in [
+            "\"\\udc00\"",
+            "\"\\ud800\\u0041\"",
+            "\"\\ud800\\ud800\"",
+            "{\"x\":[\"\\uDfff\"]}",
+        ] {
             assert_eq!(what(lone.as_bytes()), "half of a surrogate pair", "{lone}");
         }
     }

@@ -138,7 +138,11 @@ pub struct Counter {
 impl Counter {
     /// No token yet.
     pub fn new(prompt_tokens: usize, cached_tokens: u32) -> Self {
-        Self { prompt_tokens, cached_tokens, steps: Vec::new() }
+        Self {
+            prompt_tokens,
+            cached_tokens,
+            steps: Vec::new(),
+        }
     }
 
     /// One more token.
@@ -150,7 +154,9 @@ impl Counter {
     pub fn running(&self) -> Usage {
         Usage {
             prompt_tokens: self.prompt_tokens,
-            prompt_tokens_details: PromptTokensDetails { cached_tokens: self.cached_tokens },
+            prompt_tokens_details: PromptTokensDetails {
+                cached_tokens: self.cached_tokens,
+            },
             completion_tokens: self.steps.len(),
             total_tokens: self.prompt_tokens + self.steps.len(),
             batch_size: Vec::new(),

@@ -1,6 +1,5 @@
 //! `POST /v1/completions`.
 
-
 use actix_web::http::StatusCode;
 use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse};
@@ -44,7 +43,14 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
     let body = state.read_body(request, payload).await?;
     let rules = Rules::new(state, state.draw_seed()?);
     let parsed = state.check_body(&body, move |bytes| parse(bytes, &rules)).await?;
-    let CompletionRequest { model, prompt, logprobs, stream, return_token_ids, .. } = parsed;
+    let CompletionRequest {
+        model,
+        prompt,
+        logprobs,
+        stream,
+        return_token_ids,
+        ..
+    } = parsed;
     if !state.model.answers_to(&model) {
         return Err(unknown_model(&model));
     }
@@ -53,8 +59,12 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
         Prompt::Tokens(tokens) => tokens,
     };
     let id = state.draw_id()?;
-    let head =
-        Head { id: format!("endpoint_common_{id}"), object: "text_completion", created: state.clock.unix_seconds(), model };
+    let head = Head {
+        id: format!("endpoint_common_{id}"),
+        object: "text_completion",
+        created: state.clock.unix_seconds(),
+        model,
+    };
     let draft = Draft {
         id,
         prompt_field: "prompt",
@@ -70,7 +80,13 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
         prompt_logprobs: false,
     };
     let logprobs = logprobs.map(|count| LogprobsWriter::new(state.prompts.tokenizer().clone(), count));
-    Ok(Checked { draft, head, stream, logprobs, token_ids: return_token_ids })
+    Ok(Checked {
+        draft,
+        head,
+        stream,
+        logprobs,
+        token_ids: return_token_ids,
+    })
 }
 
 /// The error of a model that is not served here.
@@ -84,13 +100,26 @@ pub fn unknown_model(name: &str) -> ApiError {
 }
 
 async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Result<HttpResponse, ApiError> {
-    let Checked { draft, head, stream, logprobs, token_ids } = checked;
+    let Checked {
+        draft,
+        head,
+        stream,
+        logprobs,
+        token_ids,
+    } = checked;
     let answer = state.begin(draft, timer).await?;
     let counter = Counter::new(answer.prompt.len(), answer.cached_tokens);
     let prompt_token_ids = token_ids.then(|| answer.prompt.to_vec());
     match stream {
         Some(usage) => {
-            let words = CompletionStream { head, usage, counter, logprobs, token_ids, prompt_token_ids };
+            let words = CompletionStream {
+                head,
+                usage,
+                counter,
+                logprobs,
+                token_ids,
+                prompt_token_ids,
+            };
             let response = HttpResponse::build(StatusCode::OK);
             Ok(crate::http::sse::respond(response, answer, words, state.silence()))
         }
@@ -100,7 +129,11 @@ async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Res
             if !token_ids {
                 choice.token_ids = None;
             }
-            let reply = Reply { head: &head, choices: vec![choice], usage };
+            let reply = Reply {
+                head: &head,
+                choices: vec![choice],
+                usage,
+            };
             Ok(HttpResponse::Ok().json(reply))
         }
     }

@@ -58,7 +58,11 @@ pub struct LogprobsWriter {
 impl LogprobsWriter {
     /// `count`: how many alternatives were asked for. The text begins at offset 0.
     pub fn new(tokenizer: TextTokenizer, count: u8) -> Self {
-        Self { tokenizer, count: usize::from(count), offset: 0 }
+        Self {
+            tokenizer,
+            count: usize::from(count),
+            offset: 0,
+        }
     }
 
     /// Adds the entry of one token.
@@ -66,7 +70,11 @@ impl LogprobsWriter {
         let sampled = &shown.token.sampled;
         let mut top = Top::default();
         top.add(shown.token.text.clone(), finite(sampled.raw_logprob));
-        let others = sampled.top_logprobs.iter().take(self.count).filter(|(id, _)| *id != sampled.token);
+        let others = sampled
+            .top_logprobs
+            .iter()
+            .take(self.count)
+            .filter(|(id, _)| *id != sampled.token);
         for (id, logprob) in others {
             top.add(self.tokenizer.token_text(*id), finite(*logprob));
         }

@@ -94,13 +94,20 @@ fn text(field: &str, raw: Raw<'_>, limits: PromptLimits) -> Result<Prompt, Field
 fn tokens(field: &str, raw: Raw<'_>, limits: PromptLimits) -> Result<Prompt, FieldError> {
     let mut tokens = Vec::new();
     for (index, element) in raw.elements().enumerate() {
-        let id = if element.kind() == Kind::Number { element.text().parse::<u32>().ok() } else { None };
+        let id = if element.kind() == Kind::Number {
+            element.text().parse::<u32>().ok()
+        } else {
+            None
+        };
         let Some(id) = id.filter(|id| (*id as usize) < limits.vocab_size) else {
             let expected = format!("a token id from 0 to {}", limits.vocab_size.saturating_sub(1));
             return Err(wrong_element(field, index, element, &expected));
         };
         if tokens.len() == limits.tokens {
-            let problem = format!("has more than {} tokens, but must have 1 to {}", limits.tokens, limits.tokens);
+            let problem = format!(
+                "has more than {} tokens, but must have 1 to {}",
+                limits.tokens, limits.tokens
+            );
             return Err(FieldError::rule(field, problem));
         }
         tokens.push(id);
@@ -117,7 +124,15 @@ mod tests {
         let body = format!("{{\"prompt\":{prompt}}}");
         let raw = check(body.as_bytes()).expect("valid");
         let fields = Fields::of_object(raw, "", &["prompt"]).expect("no repeats");
-        read(&fields, PromptLimits { chars: 5, tokens: 3, vocab_size: 10 }).map_err(|error| error.message)
+        read(
+            &fields,
+            PromptLimits {
+                chars: 5,
+                tokens: 3,
+                vocab_size: 10,
+            },
+        )
+        .map_err(|error| error.message)
     }
 
     #[test]

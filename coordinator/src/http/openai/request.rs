@@ -173,16 +173,16 @@ pub fn parse(body: &[u8], rules: &Rules) -> Result<CompletionRequest, ApiError> 
 }
 
 fn positive(fields: &Fields<'_>, name: &str) -> Result<Option<u32>, FieldError> {
-    Ok(fields.int(name, 1, MAX_I31)?.and_then(|value| u32::try_from(value).ok()))
+    Ok(fields
+        .int(name, 1, MAX_I31)?
+        .and_then(|value| u32::try_from(value).ok()))
 }
 
 fn model(fields: &Fields<'_>) -> Result<String, FieldError> {
     let expected = "the name of the served model";
     match fields.string("model", expected)? {
         None => Err(fields.missing("model", expected)),
-        Some(name) if name.is_empty() => {
-            Err(FieldError::rule("model", format!("is \"\", but must be {expected}")))
-        }
+        Some(name) if name.is_empty() => Err(FieldError::rule("model", format!("is \"\", but must be {expected}"))),
         Some(name) => Ok(name.into_owned()),
     }
 }
@@ -211,7 +211,10 @@ fn stream(fields: &Fields<'_>) -> Result<Option<StreamUsage>, FieldError> {
         return Ok(stream.then_some(StreamUsage::LastChunk));
     };
     if !stream {
-        return Err(FieldError::rule("stream_options", "is given, but must be absent where `stream` is false"));
+        return Err(FieldError::rule(
+            "stream_options",
+            "is given, but must be absent where `stream` is false",
+        ));
     }
     let include = options.bool("include_usage")?.unwrap_or(false);
     let continuous = options.bool("continuous_usage_stats")?.unwrap_or(false);

@@ -45,7 +45,9 @@ impl CompletionStream {
             logprobs,
             finish_reason: completion.map(finish_reason),
             stop_reason: completion.and_then(StopReason::of),
-            token_ids: self.token_ids.then(|| shown.map(|shown| shown.token.sampled.token).into_iter().collect()),
+            token_ids: self
+                .token_ids
+                .then(|| shown.map(|shown| shown.token.sampled.token).into_iter().collect()),
             prompt_token_ids: self.prompt_token_ids.take(),
         };
         let usage = match self.usage {
@@ -58,7 +60,11 @@ impl CompletionStream {
     }
 
     fn send(&self, choices: Vec<Choice>, usage: UsageField, events: &mut EventBuffer) {
-        let reply = Reply { head: &self.head, choices, usage };
+        let reply = Reply {
+            head: &self.head,
+            choices,
+            usage,
+        };
         if let Err(error) = events.json(&reply) {
             events.text(&error.json(Family::OpenAi));
         }

@@ -11,18 +11,30 @@ use crate::http::json::fields::{FieldError, Fields};
 pub fn refuse(fields: &Fields<'_>, greedy: bool, has_stop: bool) -> Result<(), ApiError> {
     choices(fields, greedy, has_stop)?;
     flag(fields, "echo")?;
-    if fields.string("suffix", "a string")?.is_some_and(|suffix| !suffix.is_empty()) {
+    if fields
+        .string("suffix", "a string")?
+        .is_some_and(|suffix| !suffix.is_empty())
+    {
         return Err(ApiError::not_supported_yet("suffix"));
     }
     fields.object("logit_bias", "", &[])?;
-    if fields.get("logit_bias").is_some_and(|bias| bias.members().next().is_some()) {
+    if fields
+        .get("logit_bias")
+        .is_some_and(|bias| bias.members().next().is_some())
+    {
         return Err(ApiError::not_supported_yet("logit_bias"));
     }
     if fields.int("min_tokens", 0, i64::from(i32::MAX))?.unwrap_or(0) > 0 {
         return Err(ApiError::not_supported_yet("min_tokens"));
     }
-    for (name, expected) in [("bad_words", "a list of strings"), ("allowed_token_ids", "a list of token ids")] {
-        if fields.list(name, expected)?.is_some_and(|list| list.elements().next().is_some()) {
+    for (name, expected) in [
+        ("bad_words", "a list of strings"),
+        ("allowed_token_ids", "a list of token ids"),
+    ] {
+        if fields
+            .list(name, expected)?
+            .is_some_and(|list| list.elements().next().is_some())
+        {
             return Err(ApiError::not_supported_yet(name));
         }
     }
@@ -66,7 +78,11 @@ fn choices(fields: &Fields<'_>, greedy: bool, has_stop: bool) -> Result<(), ApiE
 }
 
 fn flag(fields: &Fields<'_>, name: &'static str) -> Result<(), ApiError> {
-    if fields.bool(name)?.unwrap_or(false) { Err(ApiError::not_supported_yet(name)) } else { Ok(()) }
+    if fields.bool(name)?.unwrap_or(false) {
+        Err(ApiError::not_supported_yet(name))
+    } else {
+        Ok(())
+    }
 }
 
 fn response_format(fields: &Fields<'_>) -> Result<(), ApiError> {

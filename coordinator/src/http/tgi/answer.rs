@@ -39,7 +39,11 @@ impl Token {
         let token = |(index, &id): (usize, &u32)| Self {
             id,
             text: decoder.push(id),
-            logprob: index.checked_sub(1).and_then(|index| logprobs.get(index)).copied().map(finite),
+            logprob: index
+                .checked_sub(1)
+                .and_then(|index| logprobs.get(index))
+                .copied()
+                .map(finite),
             special: tokenizer.is_special(id),
         };
         prompt.iter().enumerate().map(token).collect()

@@ -68,12 +68,7 @@ struct Checked {
     list: bool,
 }
 
-async fn check(
-    request: &HttpRequest,
-    payload: Payload,
-    state: &HttpState,
-    shape: Shape,
-) -> Result<Checked, ApiError> {
+async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape: Shape) -> Result<Checked, ApiError> {
     let body = state.read_body(request, payload).await?;
     let rules = Rules::new(state, state.draw_seed()?);
     let parsed = state.check_body(&body, move |bytes| parse(bytes, &rules)).await?;
@@ -85,7 +80,14 @@ async fn check(
     if stream {
         refuse_prompt_details_in_stream(&parsed)?;
     }
-    let GenerateRequest { inputs, details, prompt_details, return_full_text, truncate, .. } = parsed;
+    let GenerateRequest {
+        inputs,
+        details,
+        prompt_details,
+        return_full_text,
+        truncate,
+        ..
+    } = parsed;
     let inputs: Arc<str> = inputs.into();
     let mut tokens = state.encode("inputs", Arc::clone(&inputs)).await?;
     if let Some(keep) = truncate {
@@ -106,9 +108,21 @@ async fn check(
         prompt_logprobs: prompt_details,
     };
     let input_chars = inputs.chars().count();
-    let prefix = if return_full_text { inputs.to_string() } else { String::new() };
+    let prefix = if return_full_text {
+        inputs.to_string()
+    } else {
+        String::new()
+    };
     let list = shape == Shape::ListOrStream;
-    Ok(Checked { draft, prefix, input_chars, details, prompt_details, stream, list })
+    Ok(Checked {
+        draft,
+        prefix,
+        input_chars,
+        details,
+        prompt_details,
+        stream,
+        list,
+    })
 }
 
 async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Result<HttpResponse, ApiError> {
@@ -136,8 +150,15 @@ async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Res
         },
         tokens: whole.tokens,
     });
-    let generated = Generated { details, generated_text: whole.text };
-    Ok(if checked.list { response.json([generated]) } else { response.json(generated) })
+    let generated = Generated {
+        details,
+        generated_text: whole.text,
+    };
+    Ok(if checked.list {
+        response.json([generated])
+    } else {
+        response.json(generated)
+    })
 }
 
 /// A complete answer.
@@ -171,7 +192,14 @@ async fn collect(mut answer: Answer, prefix: String) -> Result<Whole, ApiError> 
             text.push_str(&tail);
             let durations = answer.timer.succeeded();
             let prompt_logprobs = answer.prompt_logprobs.take().unwrap_or_default();
-            return Ok(Whole { text, tokens, completion, prompt: answer.prompt, prompt_logprobs, durations });
+            return Ok(Whole {
+                text,
+                tokens,
+                completion,
+                prompt: answer.prompt,
+                prompt_logprobs,
+                durations,
+            });
         }
     }
 }

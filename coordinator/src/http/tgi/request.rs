@@ -129,7 +129,9 @@ pub fn parse(body: &[u8], rules: &Rules) -> Result<GenerateRequest, ApiError> {
 }
 
 fn positive(fields: &Fields<'_>, name: &str) -> Result<Option<u32>, FieldError> {
-    Ok(fields.int(name, 1, MAX_I31)?.and_then(|value| u32::try_from(value).ok()))
+    Ok(fields
+        .int(name, 1, MAX_I31)?
+        .and_then(|value| u32::try_from(value).ok()))
 }
 
 fn inputs(fields: &Fields<'_>, max_chars: usize) -> Result<String, FieldError> {
@@ -157,7 +159,11 @@ fn concatenated(list: Raw<'_>) -> Result<String, FieldError> {
     for (index, item) in list.elements().enumerate() {
         let path = |name: &str| format!("inputs[{index}]{name}");
         if item.kind() != Kind::Object {
-            return Err(FieldError::wrong(path(""), item, "an object with \"type\": \"text\" and a non-empty \"text\""));
+            return Err(FieldError::wrong(
+                path(""),
+                item,
+                "an object with \"type\": \"text\" and a non-empty \"text\"",
+            ));
         }
         let fields = Fields::of_object(item, "", &["type", "text"])
             .map_err(|error| FieldError::rule(path(&format!(".{}", error.field)), error.problem))?;
@@ -172,11 +178,21 @@ fn concatenated(list: Raw<'_>) -> Result<String, FieldError> {
                 let problem = format!("is {}, but must be \"text\"", quoted(kind));
                 return Err(FieldError::rule(path(".type"), problem));
             }
-            None => return Err(FieldError::rule(path(".type"), "is missing or not a string: it must be \"text\"")),
+            None => {
+                return Err(FieldError::rule(
+                    path(".type"),
+                    "is missing or not a string: it must be \"text\"",
+                ));
+            }
         }
         match fields.get("text").and_then(Raw::string) {
             Some(part) if !part.is_empty() => text.push_str(&part),
-            _ => return Err(FieldError::rule(path(".text"), "is missing or empty: it must be a non-empty string")),
+            _ => {
+                return Err(FieldError::rule(
+                    path(".text"),
+                    "is missing or empty: it must be a non-empty string",
+                ));
+            }
         }
     }
     Ok(text)
@@ -199,7 +215,11 @@ fn refuse_unbuilt(fields: &Fields<'_>) -> Result<(), ApiError> {
         let problem = format!("is {}, but must be {expected}", quoted(&adapter));
         return Err(FieldError::rule(fields.path("adapter_id"), problem).into());
     }
-    if adapter == "None" { Ok(()) } else { Err(ApiError::not_supported_yet("adapter_id")) }
+    if adapter == "None" {
+        Ok(())
+    } else {
+        Err(ApiError::not_supported_yet("adapter_id"))
+    }
 }
 
 /// `stop`, followed by its alias `stop_sequences`.

@@ -19,7 +19,12 @@ pub struct TgiStream {
 impl TgiStream {
     /// `prefix`: what stands before the generated text in the last event. `details`: they are asked for.
     pub fn new(prefix: String, details: bool, seed: u64, prompt_tokens: usize) -> Self {
-        Self { text: prefix, details, seed, prompt_tokens }
+        Self {
+            text: prefix,
+            details,
+            seed,
+            prompt_tokens,
+        }
     }
 
     fn event(&mut self, shown: &Shown, completion: Option<&Completion>, events: &mut EventBuffer) {
@@ -33,7 +38,11 @@ impl TgiStream {
             input_length: self.prompt_tokens,
         });
         let generated_text = completion.map(|_| self.text.as_str());
-        if let Err(error) = events.json(&StreamEvent { token: &token, generated_text, details }) {
+        if let Err(error) = events.json(&StreamEvent {
+            token: &token,
+            generated_text,
+            details,
+        }) {
             self.failed(&error, events);
         }
     }
