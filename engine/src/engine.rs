@@ -144,7 +144,7 @@ impl Engine {
         if tokens > limit {
             return Err(ReserveError::TooLong { tokens, limit });
         }
-        let in_use = self.scheduler.running().len() + self.scheduler.num_waiting() + self.reservations.len();
+        let in_use = self.scheduler.num_running() + self.scheduler.num_waiting() + self.reservations.len();
         if in_use >= self.limits.max_num_seqs {
             return Err(ReserveError::NoSlots {
                 in_use,
@@ -358,7 +358,7 @@ impl Engine {
             free_blocks: self.blocks.free(),
             cached_blocks: self.blocks.cached(),
             owned_blocks: self.blocks.owned(),
-            running: self.scheduler.running().len(),
+            running: self.scheduler.num_running(),
             waiting: self.scheduler.num_waiting(),
             held: self.held.len(),
             reservations: self.reservations.len(),
@@ -390,9 +390,7 @@ impl Engine {
                 ));
             }
         }
-        if self.scheduler.running().len() > self.limits.max_num_seqs {
-            problems.push(format!("{} sequences are running", self.scheduler.running().len()));
-        }
+        self.scheduler.audit(&mut problems);
         if !self.in_flight && !self.limbo.is_empty() {
             problems.push(format!("{} tables wait for a step that is over", self.limbo.len()));
         }

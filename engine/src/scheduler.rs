@@ -48,8 +48,8 @@ impl Scheduler {
         }
     }
 
-    pub(crate) fn running(&self) -> &[Sequence] {
-        &self.running
+    pub(crate) fn num_running(&self) -> usize {
+        self.running.len()
     }
 
     pub(crate) fn num_waiting(&self) -> usize {
@@ -62,6 +62,31 @@ impl Scheduler {
 
     pub(crate) fn preempted_rows(&self) -> u64 {
         self.preempted_rows
+    }
+
+    /// Reports what the order of seats and preemptions rules out.
+    pub(crate) fn audit(&self, problems: &mut Vec<String>) {
+        if self.running.len() > self.limits.max_num_seqs {
+            problems.push(format!("{} sequences are running", self.running.len()));
+        }
+        for sequence in self.running.iter().filter(|sequence| !sequence.owns_blocks()) {
+            problems.push(format!("sequence {} is running without blocks", sequence.id.0));
+        }
+        let youngest = self.running.last().map(|sequence| sequence.id);
+        for owner in self.waiting.iter().filter(|sequence| sequence.owns_blocks()) {
+            if Some(owner.id) < youngest {
+                problems.push(format!(
+                    "sequence {} waits with blocks, a younger one is running",
+                    owner.id.0
+                ));
+            }
+        }
+        let in_order = |a: &Sequence, b: &Sequence| a.id < b.id;
+        if !self.running.iter().is_sorted_by(|a, b| in_order(a, b))
+            || !self.waiting.iter().is_sorted_by(|a, b| in_order(a, b))
+        {
+            problems.push("sequences are not in the order of their ids".to_owned());
+        }
     }
 
     /// All sequences.
@@ -132,12 +157,13 @@ impl Scheduler {
 
     /// Gives free slots to those who wait with blocks of their own (they were committed), oldest first. Nobody need be
     /// asked whether the pool suffices: they take part in everybody's forecast already.
+    ///
+    /// As this comes first in every step, and a preemption takes the blocks of those who wait first, whoever waits with
+    /// blocks is younger than everybody in the batch, and nobody does when `admit` finds a free slot.
     fn seat_owners(&mut self) {
         while self.running.len() < self.limits.max_num_seqs {
-            let Some(at) = self.waiting.iter().position(|sequence| !sequence.table.is_empty()) else {
-                return;
-            };
-            let Some(sequence) = self.waiting.remove(at) else {
+            let owner = self.waiting.iter().position(Sequence::owns_blocks);
+            let Some(sequence) = owner.and_then(|at| self.waiting.remove(at)) else {
                 return;
             };
             self.run(sequence);
@@ -152,12 +178,7 @@ impl Scheduler {
             if budget.rows_for(next.pending()) == 0 {
                 return;
             }
-            let owners = self
-                .waiting
-                .iter()
-                .skip(1)
-                .filter(|sequence| !sequence.table.is_empty());
-            let holders = self.running.iter().chain([next]).chain(owners).map(Sequence::holder);
+            let holders = self.running.iter().chain([next]).map(Sequence::holder);
             let total = pass.pool.total();
             if self.forecast.peak(holders.chain(pass.others.iter().copied()), total) > total {
                 return;
@@ -198,21 +219,14 @@ impl Scheduler {
         }
     }
 
-    /// Takes the blocks of the youngest sequence that owns some and is younger than the running one at `index`, and sends
-    /// it to wait. False if there is none.
+    /// Takes the blocks of the youngest sequence that owns some, if it is younger than the running one at `index`, and
+    /// sends it to wait. False if there is none.
     fn preempt_younger(&mut self, index: usize, pass: &mut Pass<'_>) -> bool {
-        let waiting = self.waiting.iter().rposition(|sequence| !sequence.table.is_empty());
-        let waiting_id = waiting.map(|at| self.waiting[at].id);
-        let running = self.running.iter().rposition(|sequence| !sequence.table.is_empty());
-        let running_id = running.map(|at| self.running[at].id);
-        let victim = waiting_id.max(running_id);
-        if victim.is_none_or(|id| id <= self.running[index].id) {
-            return false;
-        }
-        let taken = if victim == waiting_id {
-            waiting.and_then(|at| self.waiting.remove(at))
-        } else {
-            running.map(|at| self.running.remove(at))
+        let taken = match self.waiting.iter().rposition(Sequence::owns_blocks) {
+            // Who waits with blocks is younger than everybody in the batch: see `seat_owners`.
+            Some(at) => self.waiting.remove(at),
+            None if index + 1 < self.running.len() => self.running.pop(),
+            None => None,
         };
         let Some(mut sequence) = taken else { return false };
         self.preemptions += 1;

@@ -144,6 +144,10 @@ impl Sequence {
         self.spec.on_finish
     }
 
+    pub(crate) fn owns_blocks(&self) -> bool {
+        !self.table.is_empty()
+    }
+
     /// Rows that are missing before the next token can be sampled; at least 1.
     pub(crate) fn pending(&self) -> usize {
         self.spec.token_ids.len() - self.num_computed

@@ -407,3 +407,23 @@ fn of_two_commits_the_older_runs_first_and_the_younger_gives_way() {
          step              => 2:6-6*",
     );
 }
+
+#[test]
+fn who_has_no_rows_left_takes_no_blocks_from_anybody() {
+    check(
+        engine(EngineLimits {
+            max_num_seqs: 4,
+            ..limits()
+        }),
+        "reserve 4 grow 9  => 0 [0]
+         reserve 4 grow 9  => 1 [1]
+         add 20 max 1      => 0
+         add 12 max 1      => 1
+         step              => 0:0-5 1:0-1
+         commit 0 max 9    => 2
+         commit 1 max 9    => 3
+         step              => 0:6-11 2:4-4* 3:4-4*
+         step              => 0:12-17 2:5-5* 3:5-5*
+         step              => 0:18-19* 1:2-5 2:6-6* 3:6-6* end 0 Length",
+    );
+}
