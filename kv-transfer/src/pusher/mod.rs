@@ -13,6 +13,7 @@ use protocol::control::HandoffTarget;
 use protocol::ids::{NodeId, Role};
 use protocol::kv::KvLayout;
 use protocol::transfer::{PushMessage, PushOpen, PushReply};
+use quinn::PathStats;
 use runtime::clock::Clock;
 use runtime::framing::FramingError;
 use runtime::quic::{Alpn, Expect, Link, QuicEndpoint};
@@ -143,6 +144,16 @@ impl Pusher {
     /// Dials a decode node, so that its first handoff need not wait for the handshake.
     pub async fn warm(&self, node: NodeId, address: String) -> Result<(), TransferError> {
         self.links.link(node, address).await.map(drop)
+    }
+
+    /// What the connection to a decode node measures: round-trip time, datagram size, losses. `None`: there is none now.
+    pub fn path(&self, node: NodeId, address: String) -> Option<PathStats> {
+        let slots = self.links.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = slots.get(&(node, address))?.try_lock().ok()?;
+        slot.link
+            .as_ref()
+            .filter(|_| slot.is_alive())
+            .map(|link| link.connection.stats().path)
     }
 
     /// Bytes of computed KV that have not arrived, over all handoffs.

@@ -1,9 +1,11 @@
-//! A sending direction that misbehaves, reproducibly: the same seed and messages give the same faults.
+//! A sending direction that misbehaves, reproducibly: what a frame suffers is a function of the seed, its number and how
+//! often it has been sent, whatever the order of events.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use protocol::transfer::PushMessage;
+use protocol::transfer::{FrameHeader, PushMessage};
 use quinn::VarInt;
 use runtime::framing::FramingError;
 use runtime::quic::code;
@@ -31,9 +33,13 @@ pub struct Faults {
 pub struct Faulty<O> {
     inner: O,
     faults: Faults,
-    random: SplitMix,
+    seed: u64,
+    /// How often each frame has been sent.
+    attempts: HashMap<u32, u32>,
     /// A frame that waits to be overtaken.
     held: Option<(PushMessage, Bytes)>,
+    /// The commit has been sent: nothing may follow that could overtake a frame.
+    last: bool,
 }
 
 impl<O> Faulty<O> {
@@ -42,34 +48,41 @@ impl<O> Faulty<O> {
         Self {
             inner,
             faults,
-            random: SplitMix(seed),
+            seed,
+            attempts: HashMap::new(),
             held: None,
+            last: false,
         }
     }
 }
 
 impl<O: Outgoing<PushMessage>> Faulty<O> {
-    async fn strike(&mut self, message: PushMessage, payload: Bytes) -> Result<(), FramingError> {
-        if self.random.percent(self.faults.cut) {
+    async fn strike(&mut self, header: FrameHeader, payload: Bytes) -> Result<(), FramingError> {
+        let attempt = self.attempts.entry(header.number).or_default();
+        *attempt += 1;
+        let mut random = SplitMix(self.seed);
+        random = SplitMix(random.next() ^ (u64::from(header.number) << 32 | u64::from(*attempt)));
+        let message = PushMessage::Frame(header);
+        if random.percent(self.faults.cut) {
             self.inner.reset(code::CANCELLED);
             return Err(FramingError::Connection {
                 reason: "cut by the fault injector".to_owned(),
                 silent: true,
             });
         }
-        if self.random.percent(self.faults.corrupt) {
-            let damaged = self.random.flip(&payload);
+        if random.percent(self.faults.corrupt) {
+            let damaged = random.flip(&payload);
             return self.inner.send(message, damaged).await;
         }
-        if self.random.percent(self.faults.duplicate) {
+        if random.percent(self.faults.duplicate) {
             self.inner.send(message.clone(), payload.clone()).await?;
             return self.inner.send(message, payload).await;
         }
-        if self.random.percent(self.faults.reorder) && self.held.is_none() {
+        if random.percent(self.faults.reorder) && !self.last {
             self.held = Some((message, payload));
             return Ok(());
         }
-        if self.random.percent(self.faults.delay) {
+        if random.percent(self.faults.delay) {
             tokio::time::sleep(self.faults.delay_for).await;
         }
         self.inner.send(message, payload).await
@@ -79,8 +92,9 @@ impl<O: Outgoing<PushMessage>> Faulty<O> {
 impl<O: Outgoing<PushMessage>> Outgoing<PushMessage> for Faulty<O> {
     async fn send(&mut self, message: PushMessage, payload: Bytes) -> Result<(), FramingError> {
         let held = self.held.take();
+        self.last |= matches!(message, PushMessage::Commit(_));
         match message {
-            PushMessage::Frame(_) => self.strike(message, payload).await?,
+            PushMessage::Frame(header) => self.strike(header, payload).await?,
             PushMessage::Open(_) | PushMessage::Commit(_) => self.inner.send(message, payload).await?,
         }
         if let Some((message, payload)) = held {
