@@ -24,7 +24,7 @@ pub(crate) struct Submission {
 #[derive(Debug)]
 pub(crate) enum FromHandle {
     /// A new request.
-    Submit(Submission),
+    Submit(Box<Submission>),
     /// The client of a request is gone.
     Cancel(RequestId),
 }
@@ -45,7 +45,11 @@ impl CoordinatorHandle {
         status: watch::Receiver<Arc<ClusterStatus>>,
         stream_buffer_tokens: usize,
     ) -> Self {
-        Self { inputs, status, stream_buffer_tokens }
+        Self {
+            inputs,
+            status,
+            stream_buffer_tokens,
+        }
     }
 
     /// Hands a request to the cluster. `Ok`: it is queued, and the stream ends with exactly one `Done` or `Failed`.
@@ -59,10 +63,23 @@ impl CoordinatorHandle {
         let id = request.id;
         let stopped = || ServeError::new(ServeErrorKind::Unavailable, "the coordinator stops");
         let matcher = StopMatcher::new(&request.stop_strings, request.include_stop_str);
-        let submission = Submission { request, matcher, events, reply };
-        self.inputs.send(FromHandle::Submit(submission)).await.map_err(|_| stopped())?;
+        let submission = Submission {
+            request,
+            matcher,
+            events,
+            reply,
+        };
+        self.inputs
+            .send(FromHandle::Submit(Box::new(submission)))
+            .await
+            .map_err(|_| stopped())?;
         // From here on dropping the stream (also while waiting for the reply) must cancel.
-        let mut stream = RequestStream { id, events: receiver, inputs: self.inputs.clone(), ended: false };
+        let mut stream = RequestStream {
+            id,
+            events: receiver,
+            inputs: self.inputs.clone(),
+            ended: false,
+        };
         match admitted.await.unwrap_or_else(|_| Err(stopped())) {
             Ok(()) => Ok(stream),
             Err(refused) => {

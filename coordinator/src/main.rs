@@ -46,7 +46,10 @@ enum Command {
     Certs(CertsCommand),
 }
 
-#[allow(clippy::print_stderr, reason = "the log may not be set up yet, and this line is for whoever started the process")]
+#[allow(
+    clippy::print_stderr,
+    reason = "the log may not be set up yet, and this line is for whoever started the process"
+)]
 fn main() -> ExitCode {
     match start(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -57,7 +60,10 @@ fn main() -> ExitCode {
     }
 }
 
-#[allow(clippy::print_stdout, reason = "what was asked for on the command line is answered on standard output")]
+#[allow(
+    clippy::print_stdout,
+    reason = "what was asked for on the command line is answered on standard output"
+)]
 fn start(cli: Cli) -> anyhow::Result<()> {
     if let Some(Command::Certs(certs)) = cli.command {
         print!("{}", certs.run()?);
@@ -134,7 +140,10 @@ fn new_driver(
     shutdown: Shutdown,
 ) -> anyhow::Result<(Driver, CoordinatorHandle, tokio::sync::mpsc::Sender<control::FromNode>)> {
     let vocab_size = u32::try_from(text.vocab_size).context("the model's vocabulary has more than 2^32 tokens")?;
-    let identity = TextIdentity { tokenizer_hash: text.tokenizer_hash, vocab_size };
+    let identity = TextIdentity {
+        tokenizer_hash: text.tokenizer_hash,
+        vocab_size,
+    };
     let front = &config.coordinator;
     let driver = DriverSettings {
         stream_buffer_tokens: front.stream_buffer_tokens,
@@ -142,7 +151,13 @@ fn new_driver(
         drain_timeout: Duration::from_millis(front.drain_timeout_ms),
     };
     let core = settings::cluster(config, identity);
-    Ok(Driver::new(core, driver, Arc::new(text.tokenizer.clone()), Clock, shutdown))
+    Ok(Driver::new(
+        core,
+        driver,
+        Arc::new(text.tokenizer.clone()),
+        Clock,
+        shutdown,
+    ))
 }
 
 fn open_http(

@@ -64,7 +64,9 @@ async fn exchange(
 ) -> Result<(), FramingError> {
     writer.write(job).await?;
     loop {
-        let Some(event) = reader.next::<JobEvent>().await? else { return Err(FramingError::Closed) };
+        let Some(event) = reader.next::<JobEvent>().await? else {
+            return Err(FramingError::Closed);
+        };
         let last = is_last(&event);
         if events.send(FromNode::Job { leg, event }).await.is_err() {
             return Ok(());

@@ -65,9 +65,19 @@ async fn member(
         Err(_) => return LinkEnd::Silent(hello_timeout.as_millis()),
     };
     let (answer, verdict) = oneshot::channel();
-    let peer = PeerName { role: link.peer.role, node: link.peer.node.clone() };
+    let peer = PeerName {
+        role: link.peer.role,
+        node: link.peer.node.clone(),
+    };
     let connection = link.connection.clone();
-    if events.send(FromNode::Joined(Joined { link: id, peer, hello, connection, answer })).await.is_err() {
+    let at_the_door = Box::new(Joined {
+        link: id,
+        peer,
+        hello,
+        connection,
+        answer,
+    });
+    if events.send(FromNode::Joined(at_the_door)).await.is_err() {
         return LinkEnd::Stopped;
     }
     match verdict.await {
@@ -99,7 +109,11 @@ async fn introduce(link: &Link) -> Result<(Hello, MessageWriter, MessageReader),
 }
 
 async fn refuse(writer: &mut MessageWriter, reason: &str) -> Result<(), FramingError> {
-    writer.write(&CoordinatorMessage::Refused { reason: reason.to_owned() }).await?;
+    writer
+        .write(&CoordinatorMessage::Refused {
+            reason: reason.to_owned(),
+        })
+        .await?;
     writer.finish()?;
     writer.stopped().await
 }

@@ -25,7 +25,7 @@ use crate::core::nodes::{LegId, LinkId, PeerName};
 #[derive(Debug)]
 pub enum FromNode {
     /// A node has introduced itself.
-    Joined(Joined),
+    Joined(Box<Joined>),
     /// A node reported its load.
     Report {
         /// Its link.

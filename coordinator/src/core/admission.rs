@@ -34,7 +34,14 @@ pub struct Admission {
 impl Admission {
     /// Nothing is open yet.
     pub fn new(limits: AdmissionLimits) -> Self {
-        Self { limits, open: 0, queued: 0, queued_bytes: 0, last_end: None, mean_gap: Duration::ZERO }
+        Self {
+            limits,
+            open: 0,
+            queued: 0,
+            queued_bytes: 0,
+            last_end: None,
+            mean_gap: Duration::ZERO,
+        }
     }
 
     /// Takes a request of `bytes` into the queue, or says when to try again.
@@ -50,7 +57,9 @@ impl Admission {
             None
         };
         if let Some(what) = full {
-            let kind = ServeErrorKind::Overloaded { retry_after_s: self.retry_after_s() };
+            let kind = ServeErrorKind::Overloaded {
+                retry_after_s: self.retry_after_s(),
+            };
             return Err(ServeError::new(kind, format!("the server is full: {what}")));
         }
         self.open += 1;
@@ -111,8 +120,11 @@ impl Admission {
 mod tests {
     use super::*;
 
-    const LIMITS: AdmissionLimits =
-        AdmissionLimits { max_concurrent_requests: 3, max_queued_requests: 2, max_queued_bytes: 100 };
+    const LIMITS: AdmissionLimits = AdmissionLimits {
+        max_concurrent_requests: 3,
+        max_queued_requests: 2,
+        max_queued_bytes: 100,
+    };
 
     fn refusal(admission: &mut Admission, bytes: usize) -> String {
         let error = admission.admit(bytes).expect_err("full");
@@ -123,22 +135,34 @@ mod tests {
     #[test]
     fn each_bound_refuses_and_names_itself() {
         let mut admission = Admission::new(LIMITS);
-        assert_eq!(refusal(&mut admission, 101), "the server is full: requests of 0 bytes are waiting");
+        assert_eq!(
+            refusal(&mut admission, 101),
+            "the server is full: requests of 0 bytes are waiting"
+        );
         admission.admit(60).expect("room");
-        assert_eq!(refusal(&mut admission, 41), "the server is full: requests of 60 bytes are waiting");
+        assert_eq!(
+            refusal(&mut admission, 41),
+            "the server is full: requests of 60 bytes are waiting"
+        );
         admission.admit(40).expect("room");
         assert_eq!(refusal(&mut admission, 0), "the server is full: 2 requests are waiting");
         admission.dequeue(60);
         admission.admit(0).expect("room");
         admission.dequeue(40);
-        assert_eq!(refusal(&mut admission, 0), "the server is full: 3 requests are being served");
+        assert_eq!(
+            refusal(&mut admission, 0),
+            "the server is full: 3 requests are being served"
+        );
     }
 
     #[allow(clippy::disallowed_methods, reason = "any instant serves as origin")]
     #[test]
     fn retry_after_follows_the_rate_of_ends() {
         let start = Instant::now();
-        let mut admission = Admission::new(AdmissionLimits { max_concurrent_requests: 100, ..LIMITS });
+        let mut admission = Admission::new(AdmissionLimits {
+            max_concurrent_requests: 100,
+            ..LIMITS
+        });
         assert_eq!(admission.retry_after_s(), 1);
         admission.admit(0).expect("room");
         for second in 0..40 {

@@ -34,7 +34,10 @@ struct ByteDecoder {
 
 impl Detokenizer for ByteText {
     fn decoder(&self, skip_special: bool) -> Box<dyn TextDecoder> {
-        Box::new(ByteDecoder { skip_special, pending: Vec::new() })
+        Box::new(ByteDecoder {
+            skip_special,
+            pending: Vec::new(),
+        })
     }
 
     fn is_special(&self, token: u32) -> bool {
@@ -75,7 +78,12 @@ pub(crate) fn request(id: u128, prompt: usize, max_tokens: u32) -> ServeRequest 
         token_ids: (0..prompt as u32).map(|i| i % 256).collect::<Arc<[u32]>>(),
         body_bytes: prompt,
         sampling: SamplingParams::greedy(),
-        stop: StopRules { max_tokens, eos_token_ids: vec![EOS], ignore_eos: false, stop_token_ids: Vec::new() },
+        stop: StopRules {
+            max_tokens,
+            eos_token_ids: vec![EOS],
+            ignore_eos: false,
+            stop_token_ids: Vec::new(),
+        },
         stop_strings: Vec::new(),
         include_stop_str: false,
         skip_special_tokens: true,
@@ -85,7 +93,13 @@ pub(crate) fn request(id: u128, prompt: usize, max_tokens: u32) -> ServeRequest 
 
 /// A sampled token.
 pub(crate) fn sampled(position: u32, token: u32) -> SampledToken {
-    SampledToken { position, token, logprob: -0.5, raw_logprob: -0.25, top_logprobs: Vec::new() }
+    SampledToken {
+        position,
+        token,
+        logprob: -0.5,
+        raw_logprob: -0.25,
+        top_logprobs: Vec::new(),
+    }
 }
 
 /// Settings whose deadlines all differ.
@@ -100,8 +114,15 @@ pub(crate) fn settings() -> ClusterSettings {
             max_restarts: 2,
             max_migrations: 2,
         },
-        admission: AdmissionLimits { max_concurrent_requests: 64, max_queued_requests: 32, max_queued_bytes: 1 << 20 },
-        text: TextIdentity { tokenizer_hash: 7, vocab_size: 258 },
+        admission: AdmissionLimits {
+            max_concurrent_requests: 64,
+            max_queued_requests: 32,
+            max_queued_bytes: 1 << 20,
+        },
+        text: TextIdentity {
+            tokenizer_hash: 7,
+            vocab_size: 258,
+        },
         prefill_window_tokens: 64,
     }
 }

@@ -88,7 +88,9 @@ impl Ledger {
     pub fn accept(&mut self, sampled: SampledToken, step: StepTiming) -> Verdict {
         let expected = self.tokens.len() as u32;
         if let Some(&earlier) = self.tokens.get(sampled.position as usize) {
-            return Verdict::Known { same: earlier == sampled.token };
+            return Verdict::Known {
+                same: earlier == sampled.token,
+            };
         }
         if self.closed {
             return Verdict::Known { same: true };
@@ -102,7 +104,16 @@ impl Ledger {
         let finish = self.stop.finish(sampled.token, expected + 1);
         let (visible, completion) = self.advance(sampled.token, &text, finish);
         self.closed = completion.is_some();
-        Verdict::Accepted { token: OutputToken { sampled, text, visible, special, step }, completion }
+        Verdict::Accepted {
+            token: OutputToken {
+                sampled,
+                text,
+                visible,
+                special,
+                step,
+            },
+            completion,
+        }
     }
 
     /// Feeds the visible text of `token` to the stop matcher and decides whether the request ends.
@@ -122,7 +133,10 @@ impl Ledger {
         };
         let released = self.matcher.push(&added);
         if let Some(string) = released.stop {
-            return (released.text, Some(self.completion(Finish::StopString(string), String::new())));
+            return (
+                released.text,
+                Some(self.completion(Finish::StopString(string), String::new())),
+            );
         }
         let finish = match reason {
             None => return (released.text, None),
@@ -145,7 +159,12 @@ impl Ledger {
 
     fn completion(&self, finish: Finish, tail: String) -> Completion {
         let generated_tokens = self.tokens.len() as u32;
-        Completion { finish, generated_tokens, tail, limit_reached: generated_tokens >= self.stop.max_tokens }
+        Completion {
+            finish,
+            generated_tokens,
+            tail,
+            limit_reached: generated_tokens >= self.stop.max_tokens,
+        }
     }
 }
 
@@ -174,7 +193,7 @@ mod tests {
                         return (text, Some(completion));
                     }
                 }
-                other => panic!("token {position}: {other:?}"),
+                other @ (Verdict::Known { .. } | Verdict::Gap { .. }) => panic!("token {position}: {other:?}"),
             }
         }
         (text, None)
@@ -187,7 +206,8 @@ mod tests {
     #[test]
     fn a_position_is_accepted_once() {
         let mut ledger = ledger(|_| {});
-        let accept = |ledger: &mut Ledger, position, token| ledger.accept(sampled(position, token), StepTiming::default());
+        let accept =
+            |ledger: &mut Ledger, position, token| ledger.accept(sampled(position, token), StepTiming::default());
         assert!(matches!(accept(&mut ledger, 0, 65), Verdict::Accepted { .. }));
         assert_eq!(accept(&mut ledger, 0, 65), Verdict::Known { same: true });
         assert_eq!(accept(&mut ledger, 0, 66), Verdict::Known { same: false });
@@ -201,7 +221,10 @@ mod tests {
         let mut ledger = ledger(|request| request.stop.max_tokens = 1);
         let (_, completion) = feed(&mut ledger, &[65]);
         assert!(completion.expect("the limit ends it").limit_reached);
-        assert_eq!(ledger.accept(sampled(1, 66), StepTiming::default()), Verdict::Known { same: true });
+        assert_eq!(
+            ledger.accept(sampled(1, 66), StepTiming::default()),
+            Verdict::Known { same: true }
+        );
     }
 
     #[test]
@@ -210,7 +233,10 @@ mod tests {
             let mut ledger = ledger(|request| request.stop.stop_token_ids = vec![46]);
             let (text, completion) = feed(&mut ledger, &[65, token]);
             let completion = completion.expect("ended");
-            assert_eq!((text.as_str(), completion.finish, completion.generated_tokens), ("A", finish, 2));
+            assert_eq!(
+                (text.as_str(), completion.finish, completion.generated_tokens),
+                ("A", finish, 2)
+            );
             assert!(!completion.limit_reached);
         }
         let mut kept = ledger(|request| {
@@ -226,7 +252,10 @@ mod tests {
         let Verdict::Accepted { token, .. } = hidden.accept(sampled(0, SPECIAL), StepTiming::default()) else {
             panic!("the first token is accepted")
         };
-        assert_eq!((token.text.as_str(), token.visible.as_str(), token.special), ("<s>", "", true));
+        assert_eq!(
+            (token.text.as_str(), token.visible.as_str(), token.special),
+            ("<s>", "", true)
+        );
         let mut shown = ledger(|request| {
             request.skip_special_tokens = false;
             request.stop_strings = vec!["<s>".to_owned()];
@@ -244,7 +273,10 @@ mod tests {
         });
         let (text, completion) = feed(&mut ledger, &bytes("AB"));
         let completion = completion.expect("ended");
-        assert_eq!((text.as_str(), completion.finish), ("A", Finish::StopString("B".to_owned())));
+        assert_eq!(
+            (text.as_str(), completion.finish),
+            ("A", Finish::StopString("B".to_owned()))
+        );
         assert!(completion.limit_reached);
     }
 

@@ -111,7 +111,10 @@ impl Nodes {
     pub fn check(&self, peer: &PeerName, hello: &Hello) -> Result<(), String> {
         let mut wrong = Vec::new();
         if hello.protocol_version != PROTOCOL_VERSION {
-            return Err(format!("protocol version: cluster has {PROTOCOL_VERSION}, node has {}", hello.protocol_version));
+            return Err(format!(
+                "protocol version: cluster has {PROTOCOL_VERSION}, node has {}",
+                hello.protocol_version
+            ));
         }
         if (hello.role, &hello.node) != (peer.role, &peer.node) {
             wrong.push(format!(
@@ -141,7 +144,12 @@ impl Nodes {
             ("max_seq_len", hello.max_seq_len),
             ("block_tokens", hello.layout.block_tokens),
         ];
-        wrong.extend(numbers.iter().filter(|(_, n)| *n == 0).map(|(name, _)| format!("{name}: is 0, must be at least 1")));
+        wrong.extend(
+            numbers
+                .iter()
+                .filter(|(_, n)| *n == 0)
+                .map(|(name, _)| format!("{name}: is 0, must be at least 1")),
+        );
         if hello.address.is_empty() {
             wrong.push("address: is empty, must be the host:port of the node's KV plane".to_owned());
         }
@@ -150,17 +158,27 @@ impl Nodes {
         if let Some(other) = other {
             wrong.extend(differences(other.identity(), (&hello.model, &hello.layout)));
         }
-        if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) }
+        if wrong.is_empty() {
+            Ok(())
+        } else {
+            Err(wrong.join("; "))
+        }
     }
 
     /// The link over which a node of this name is connected.
     pub fn link_of(&self, node: &NodeId) -> Option<LinkId> {
-        self.nodes.iter().find(|(_, n)| n.hello.node == *node).map(|(link, _)| *link)
+        self.nodes
+            .iter()
+            .find(|(_, n)| n.hello.node == *node)
+            .map(|(link, _)| *link)
     }
 
     /// Takes in a node that has been checked.
     pub fn join(&mut self, link: LinkId, hello: Hello) {
-        let report = LoadReport { free_blocks: hello.total_blocks, ..LoadReport::default() };
+        let report = LoadReport {
+            free_blocks: hello.total_blocks,
+            ..LoadReport::default()
+        };
         let node = Node {
             hello,
             report,
@@ -177,7 +195,9 @@ impl Nodes {
 
     /// Takes in a report, unless it is older than the last. False if the link is not known.
     pub fn report(&mut self, link: LinkId, report: LoadReport) -> bool {
-        let Some(node) = self.nodes.get_mut(&link) else { return false };
+        let Some(node) = self.nodes.get_mut(&link) else {
+            return false;
+        };
         if report.sequence > node.report.sequence {
             node.report = report;
             node.draining = report.draining;
@@ -214,7 +234,9 @@ impl Nodes {
 
     /// The node is gone; its legs, which are still booked, in the order of their start.
     pub fn leave(&mut self, now: Instant, link: LinkId) -> Vec<LegId> {
-        let Some(node) = self.nodes.remove(&link) else { return Vec::new() };
+        let Some(node) = self.nodes.remove(&link) else {
+            return Vec::new();
+        };
         self.last_seen.insert(node.hello.role, now);
         node.legs.into_iter().collect()
     }
@@ -280,20 +302,36 @@ impl Nodes {
 
     /// When the first pause ends that lies in the future.
     pub fn next_pause_end(&self, now: Instant) -> Option<Instant> {
-        self.nodes.values().filter_map(|node| node.busy_until).filter(|until| *until > now).min()
+        self.nodes
+            .values()
+            .filter_map(|node| node.busy_until)
+            .filter(|until| *until > now)
+            .min()
     }
 
     /// Books a job. `outstanding_tokens`: prompt tokens the node will have to compute before its first token.
     pub fn book(&mut self, link: LinkId, request: RequestId, tokens: usize, outstanding_tokens: usize) -> LegId {
         let id = LegId(self.next_leg);
         self.next_leg += 1;
-        let node = self.nodes.get_mut(&link).expect("a job is booked on a node that was just chosen");
+        let node = self
+            .nodes
+            .get_mut(&link)
+            .expect("a job is booked on a node that was just chosen");
         let blocks = node.blocks(tokens) as u32;
         node.legs.insert(id);
         node.booked_blocks += blocks;
         node.unreported_blocks += i64::from(blocks);
         node.outstanding_tokens += outstanding_tokens;
-        self.legs.insert(id, Leg { request, link, sent: false, blocks, outstanding_tokens });
+        self.legs.insert(
+            id,
+            Leg {
+                request,
+                link,
+                sent: false,
+                blocks,
+                outstanding_tokens,
+            },
+        );
         id
     }
 
@@ -307,7 +345,9 @@ impl Nodes {
     /// The sequence of a leg holds `tokens` tokens by now.
     pub fn grow(&mut self, leg: LegId, tokens: usize) {
         let Some(booked) = self.legs.get_mut(&leg) else { return };
-        let Some(node) = self.nodes.get_mut(&booked.link) else { return };
+        let Some(node) = self.nodes.get_mut(&booked.link) else {
+            return;
+        };
         let blocks = node.blocks(tokens) as u32;
         let more = blocks.saturating_sub(booked.blocks);
         booked.blocks += more;
@@ -350,12 +390,23 @@ impl Nodes {
     pub(crate) fn assert_consistent(&self) -> Vec<(LegId, RequestId)> {
         for (link, node) in &self.nodes {
             let legs: Vec<_> = self.legs.iter().filter(|(_, leg)| leg.link == *link).collect();
-            assert_eq!(legs.iter().map(|(id, _)| **id).collect::<BTreeSet<_>>(), node.legs, "legs of {link:?}");
-            assert_eq!(legs.iter().map(|(_, leg)| leg.blocks).sum::<u32>(), node.booked_blocks, "blocks on {link:?}");
+            assert_eq!(
+                legs.iter().map(|(id, _)| **id).collect::<BTreeSet<_>>(),
+                node.legs,
+                "legs of {link:?}"
+            );
+            assert_eq!(
+                legs.iter().map(|(_, leg)| leg.blocks).sum::<u32>(),
+                node.booked_blocks,
+                "blocks on {link:?}"
+            );
             let outstanding: usize = legs.iter().map(|(_, leg)| leg.outstanding_tokens).sum();
             assert_eq!(outstanding, node.outstanding_tokens, "tokens on {link:?}");
         }
-        assert!(self.legs.values().all(|leg| self.nodes.contains_key(&leg.link)), "a leg on no node");
+        assert!(
+            self.legs.values().all(|leg| self.nodes.contains_key(&leg.link)),
+            "a leg on no node"
+        );
         self.legs.iter().map(|(id, leg)| (*id, leg.request)).collect()
     }
 
@@ -384,13 +435,19 @@ impl Node {
     /// Blocks that are free by the node's word and by our books, whichever is less.
     fn free_blocks(&self) -> i64 {
         let by_books = i64::from(self.hello.total_blocks) - i64::from(self.booked_blocks);
-        let by_word = i64::from(self.report.free_blocks) + i64::from(self.report.cached_blocks) - self.unreported_blocks;
+        let by_word =
+            i64::from(self.report.free_blocks) + i64::from(self.report.cached_blocks) - self.unreported_blocks;
         by_books.min(by_word)
     }
 
     fn candidate(&self, link: LinkId, load: u64, left: i64, avoid: Option<&NodeId>) -> Candidate {
         let blocks_left = u64::try_from(left).unwrap_or(0);
-        Candidate { link, avoided: avoid == Some(&self.hello.node), load, blocks_left }
+        Candidate {
+            link,
+            avoided: avoid == Some(&self.hello.node),
+            load,
+            blocks_left,
+        }
     }
 
     fn status(&self) -> NodeStatus {

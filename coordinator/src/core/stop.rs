@@ -51,7 +51,14 @@ pub struct Released {
 impl StopMatcher {
     /// A matcher for `patterns` (empty ones never match). `keep_stop`: the text ends behind the stop string, not before.
     pub fn new(patterns: &[String], keep_stop: bool) -> Self {
-        let root = Node { byte: 0, depth: 0, first_child: NONE, next_sibling: NONE, fail: 0, pattern: NONE };
+        let root = Node {
+            byte: 0,
+            depth: 0,
+            first_child: NONE,
+            next_sibling: NONE,
+            fail: 0,
+            pattern: NONE,
+        };
         let mut matcher = Self {
             nodes: vec![root],
             root: Box::new([NONE; 256]),
@@ -70,7 +77,10 @@ impl StopMatcher {
     /// Adds text. After a stop string has been found nothing more is to be added.
     pub fn push(&mut self, text: &str) -> Released {
         if self.nodes.len() == 1 {
-            return Released { text: text.to_owned(), stop: None };
+            return Released {
+                text: text.to_owned(),
+                stop: None,
+            };
         }
         let seen = self.held.len();
         self.held.push_str(text);
@@ -83,7 +93,10 @@ impl StopMatcher {
         }
         let hold = self.nodes[self.state as usize].depth as usize;
         let kept = self.held.split_off(self.held.len() - hold);
-        Released { text: std::mem::replace(&mut self.held, kept), stop: None }
+        Released {
+            text: std::mem::replace(&mut self.held, kept),
+            stop: None,
+        }
     }
 
     /// The text has ended without a stop string: what was held back.
@@ -144,7 +157,14 @@ impl StopMatcher {
         if parent == 0 {
             self.root[usize::from(byte)] = new;
         }
-        self.nodes.push(Node { byte, depth, first_child: NONE, next_sibling, fail: 0, pattern: NONE });
+        self.nodes.push(Node {
+            byte,
+            depth,
+            first_child: NONE,
+            next_sibling,
+            fail: 0,
+            pattern: NONE,
+        });
         new
     }
 
@@ -182,20 +202,24 @@ mod tests {
     fn naive(patterns: &[String], text: &str, keep_stop: bool) -> (String, Option<String>) {
         let ends = |p: &String| text.find(p.as_str()).map(|start| (start + p.len(), start));
         let found = patterns.iter().enumerate().filter(|(_, p)| !p.is_empty());
-        let best = found.filter_map(|(i, p)| ends(p).map(|(end, start)| (end, i, start, p))).min();
+        let best = found
+            .filter_map(|(i, p)| ends(p).map(|(end, start)| (end, i, start, p)))
+            .min();
         match best {
             None => (text.to_owned(), None),
-            Some((end, _, start, p)) => {
-                (text[..if keep_stop { end } else { start }].to_owned(), Some(p.clone()))
-            }
+            Some((end, _, start, p)) => (text[..if keep_stop { end } else { start }].to_owned(), Some(p.clone())),
         }
     }
 
     /// Longest tail of `text` that is a proper beginning of a pattern.
     fn must_hold(patterns: &[String], text: &str) -> usize {
-        let lengths = (0..=text.len()).rev().filter(|&l| text.is_char_boundary(text.len() - l));
+        let lengths = (0..=text.len())
+            .rev()
+            .filter(|&l| text.is_char_boundary(text.len() - l));
         let mut tails = lengths.map(|l| &text[text.len() - l..]);
-        tails.find(|tail| patterns.iter().any(|p| p.len() > tail.len() && p.starts_with(tail))).map_or(0, str::len)
+        tails
+            .find(|tail| patterns.iter().any(|p| p.len() > tail.len() && p.starts_with(tail)))
+            .map_or(0, str::len)
     }
 
     fn run(patterns: &[String], pieces: &[String], keep_stop: bool) -> (String, Option<String>) {
@@ -209,7 +233,11 @@ mod tests {
             if released.stop.is_some() {
                 return (out, released.stop);
             }
-            assert_eq!(fed.len() - out.len(), must_hold(patterns, &fed), "held back after {fed:?}");
+            assert_eq!(
+                fed.len() - out.len(),
+                must_hold(patterns, &fed),
+                "held back after {fed:?}"
+            );
         }
         out.push_str(&matcher.finish());
         (out, None)
@@ -221,20 +249,36 @@ mod tests {
 
     #[test]
     fn a_stop_across_pieces_is_found_and_nothing_is_retracted() {
-        let (text, stop) = run(&strings(&["END"]), &strings(&["to be E", "NOT E", "N", "D and more"]), false);
+        let (text, stop) = run(
+            &strings(&["END"]),
+            &strings(&["to be E", "NOT E", "N", "D and more"]),
+            false,
+        );
         assert_eq!((text.as_str(), stop.as_deref()), ("to be ENOT ", Some("END")));
     }
 
     #[test]
     fn the_match_that_ends_first_wins_then_the_order_of_the_list() {
-        assert_eq!(run(&strings(&["abcd", "bc"]), &strings(&["xabcd"]), false), ("xa".into(), Some("bc".into())));
-        assert_eq!(run(&strings(&["b", "ab"]), &strings(&["ab"]), false), ("a".into(), Some("b".into())));
-        assert_eq!(run(&strings(&["ab", "b"]), &strings(&["ab"]), false), (String::new(), Some("ab".into())));
+        assert_eq!(
+            run(&strings(&["abcd", "bc"]), &strings(&["xabcd"]), false),
+            ("xa".into(), Some("bc".into()))
+        );
+        assert_eq!(
+            run(&strings(&["b", "ab"]), &strings(&["ab"]), false),
+            ("a".into(), Some("b".into()))
+        );
+        assert_eq!(
+            run(&strings(&["ab", "b"]), &strings(&["ab"]), false),
+            (String::new(), Some("ab".into()))
+        );
     }
 
     #[test]
     fn the_stop_is_kept_on_request_and_what_follows_is_not() {
-        assert_eq!(run(&strings(&["\n\n"]), &strings(&["a\n", "\nb"]), true), ("a\n\n".into(), Some("\n\n".into())));
+        assert_eq!(
+            run(&strings(&["\n\n"]), &strings(&["a\n", "\nb"]), true),
+            ("a\n\n".into(), Some("\n\n".into()))
+        );
     }
 
     #[test]

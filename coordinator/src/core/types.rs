@@ -147,7 +147,10 @@ impl ServeErrorKind {
 impl ServeError {
     /// An error of `kind`.
     pub fn new(kind: ServeErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into() }
+        Self {
+            kind,
+            message: message.into(),
+        }
     }
 }
 

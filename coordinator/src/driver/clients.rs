@@ -41,11 +41,22 @@ pub(super) struct Clients {
 
 impl Clients {
     pub(super) fn new(stall_timeout: Duration) -> Self {
-        Self { open: HashMap::new(), stall_timeout }
+        Self {
+            open: HashMap::new(),
+            stall_timeout,
+        }
     }
 
     pub(super) fn add(&mut self, now: Instant, id: RequestId, events: mpsc::Sender<ClientEvent>) {
-        self.open.insert(id, Client { events, sent: 0, taken: 0, progress: now });
+        self.open.insert(
+            id,
+            Client {
+                events,
+                sent: 0,
+                taken: 0,
+                progress: now,
+            },
+        );
     }
 
     #[cfg(test)]
@@ -56,7 +67,9 @@ impl Clients {
     /// Hands an event on. An error is the reason for which the request is to be cancelled.
     pub(super) fn deliver(&mut self, id: RequestId, event: ClientEvent) -> Result<(), &'static str> {
         let last = matches!(event, ClientEvent::Done(_) | ClientEvent::Failed(_));
-        let Some(client) = self.open.get_mut(&id) else { return Ok(()) };
+        let Some(client) = self.open.get_mut(&id) else {
+            return Ok(());
+        };
         // The last place is kept for the last event.
         if !last && client.events.capacity() == 1 {
             return Err(BEHIND);
@@ -104,7 +117,11 @@ mod tests {
     const ID: RequestId = RequestId(1);
 
     fn event() -> ClientEvent {
-        ClientEvent::Prefill { cached_tokens: 0, prompt_logprobs: None, queue_us: 0 }
+        ClientEvent::Prefill {
+            cached_tokens: 0,
+            prompt_logprobs: None,
+            queue_us: 0,
+        }
     }
 
     fn end() -> ClientEvent {

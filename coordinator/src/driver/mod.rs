@@ -182,11 +182,14 @@ impl Driver {
     fn take(&mut self, input: Input) {
         let now = self.clock.now();
         match input {
-            Input::Handle(FromHandle::Submit(submission)) => self.submit(now, submission),
+            Input::Handle(FromHandle::Submit(submission)) => self.submit(now, *submission),
             Input::Handle(FromHandle::Cancel(request)) => {
-                self.facts.push_back(Fact::Cancel { request, reason: clients::GONE });
+                self.facts.push_back(Fact::Cancel {
+                    request,
+                    reason: clients::GONE,
+                });
             }
-            Input::Node(from) => self.from_node(from),
+            Input::Node(from) => self.node_said(from),
             Input::Timeout => self.core.on_timeout(now, &mut self.actions),
             Input::Sweep => self.sweep(now),
             Input::Drain => {
@@ -194,7 +197,10 @@ impl Driver {
                 self.facts.push_back(Fact::Drain);
             }
             Input::Abort => {
-                tracing::warn!(open = self.core.open_requests(), "drain time is over: ending what is left");
+                tracing::warn!(
+                    open = self.core.open_requests(),
+                    "drain time is over: ending what is left"
+                );
                 self.facts.push_back(Fact::Abort);
             }
         }
@@ -220,7 +226,12 @@ impl Driver {
     }
 
     fn submit(&mut self, now: Instant, submission: Submission) {
-        let Submission { request, matcher, events, reply } = submission;
+        let Submission {
+            request,
+            matcher,
+            events,
+            reply,
+        } = submission;
         if events.is_closed() {
             return;
         }
@@ -235,9 +246,16 @@ impl Driver {
         }
     }
 
-    fn from_node(&mut self, from: FromNode) {
+    fn node_said(&mut self, from: FromNode) {
         let fact = match from {
-            FromNode::Joined(Joined { link, peer, hello, connection, answer }) => {
+            FromNode::Joined(joined) => {
+                let Joined {
+                    link,
+                    peer,
+                    hello,
+                    connection,
+                    answer,
+                } = *joined;
                 self.links.insert(link, connection);
                 self.at_the_door.insert(link, answer);
                 Fact::NodeJoined { link, peer, hello }
@@ -273,7 +291,13 @@ impl Driver {
             Action::StartJob { leg, link, job } => match self.links.get(&link) {
                 Some(connection) => {
                     let cancel = CancellationToken::new();
-                    tokio::spawn(job::run(leg, connection.clone(), job, self.to_driver.clone(), cancel.clone()));
+                    tokio::spawn(job::run(
+                        leg,
+                        connection.clone(),
+                        job,
+                        self.to_driver.clone(),
+                        cancel.clone(),
+                    ));
                     self.jobs.insert(leg, cancel);
                 }
                 None => {

@@ -45,7 +45,11 @@ pub(super) struct Gauges {
 
 impl Gauges {
     pub(super) fn states(&mut self, now: &[(&'static str, usize, Duration)]) {
-        for gone in self.states.iter().filter(|state| !now.iter().any(|(name, ..)| name == *state)) {
+        for gone in self
+            .states
+            .iter()
+            .filter(|state| !now.iter().any(|(name, ..)| name == *state))
+        {
             gauge!(IN_STATE, "state" => *gone).set(0.0);
             gauge!(OLDEST_IN_STATE, "state" => *gone).set(0.0);
         }
@@ -60,7 +64,11 @@ impl Gauges {
         let set = |node: &str, kind: &'static str, value: u32| {
             gauge!(NODE_BLOCKS, "node" => node.to_owned(), "kind" => kind).set(f64::from(value));
         };
-        for gone in self.nodes.iter().filter(|name| !status.nodes.iter().any(|node| node.node == **name)) {
+        for gone in self
+            .nodes
+            .iter()
+            .filter(|name| !status.nodes.iter().any(|node| node.node == **name))
+        {
             for kind in ["total", "free", "booked"] {
                 set(gone, kind, 0);
             }
@@ -111,7 +119,9 @@ pub(super) fn note(request: RequestId, note: &Note) {
             counter!(DISAGREEMENTS).increment(1);
             tracing::error!(%request, position, "two nodes sampled different tokens for one position");
         }
-        Note::Rejected(error) => tracing::error!(%request, reason = %error.message, "a node rejects the job as invalid"),
+        Note::Rejected(error) => {
+            tracing::error!(%request, reason = %error.message, "a node rejects the job as invalid")
+        }
         Note::Ignored(what) => tracing::debug!(%request, what, "ignored"),
     }
 }

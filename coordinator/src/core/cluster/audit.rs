@@ -34,12 +34,21 @@ impl Cluster {
             held.extend(entry.request.state().held_legs().map(|leg| (leg, *id)));
         }
         assert_eq!(self.queue, queued, "the queue is what is in state Queued");
-        assert_eq!((self.admission.queued(), self.admission.queued_bytes()), (queued.len(), bytes));
+        assert_eq!(
+            (self.admission.queued(), self.admission.queued_bytes()),
+            (queued.len(), bytes)
+        );
         assert_eq!(self.admission.open(), self.requests.len());
-        assert_eq!(self.stranded, stranded, "what waits for a decode node is what is in state Stranded");
+        assert_eq!(
+            self.stranded, stranded,
+            "what waits for a decode node is what is in state Stranded"
+        );
         assert_eq!(self.timers, timers, "one timer for each request");
         for (leg, request) in self.nodes.assert_consistent() {
-            assert!(held.contains(&(leg, request)), "{leg:?} is booked and {request} does not hold it");
+            assert!(
+                held.contains(&(leg, request)),
+                "{leg:?} is booked and {request} does not hold it"
+            );
         }
     }
 }

@@ -3,6 +3,7 @@
 
 #[cfg(test)]
 mod audit;
+mod interface;
 mod place;
 #[cfg(test)]
 mod simulation;
@@ -13,136 +14,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use protocol::control::{Hello, Job, JobErrorKind, JobEvent, LoadReport};
+use protocol::control::{Hello, Job, JobErrorKind, JobEvent};
 use protocol::ids::{RequestId, Role};
 
-use crate::core::admission::{Admission, AdmissionLimits};
+pub use self::interface::{Action, ClusterSettings, Fact, is_last};
+use crate::core::admission::Admission;
 use crate::core::ledger::{Detokenizer, Ledger};
-use crate::core::nodes::{Leg, LegId, LinkId, Nodes, PeerName, TextIdentity};
-use crate::core::request::{Cause, Context, Effect, Missing, Note, Request, RequestLimits, State};
+use crate::core::nodes::{Leg, LegId, LinkId, Nodes, PeerName};
+use crate::core::request::{Cause, Context, Effect, Missing, Request, State};
 use crate::core::stop::StopMatcher;
-use crate::core::types::{ClientEvent, ServeError, ServeErrorKind, ServeRequest};
-
-/// Everything the core is told about its surroundings at the start.
-#[derive(Clone, Copy, Debug)]
-pub struct ClusterSettings {
-    /// Deadlines and bounds of a request.
-    pub request: RequestLimits,
-    /// Bounds of the queue.
-    pub admission: AdmissionLimits,
-    /// What nodes must agree with.
-    pub text: TextIdentity,
-    /// Prompt tokens a prefill node gets ahead of what it has computed.
-    pub prefill_window_tokens: usize,
-}
-
-/// What happened.
-#[derive(Debug)]
-pub enum Fact {
-    /// A node has introduced itself on a new link.
-    NodeJoined {
-        /// The link.
-        link: LinkId,
-        /// What its certificate says.
-        peer: PeerName,
-        /// What it says.
-        hello: Hello,
-    },
-    /// A node reported its load.
-    NodeReport {
-        /// Its link.
-        link: LinkId,
-        /// The report.
-        report: LoadReport,
-    },
-    /// A link is gone.
-    NodeLost {
-        /// Which.
-        link: LinkId,
-    },
-    /// A node said something about a job.
-    JobEvent {
-        /// Which job.
-        leg: LegId,
-        /// What.
-        event: JobEvent,
-    },
-    /// A job's stream ended without a last event.
-    JobLost {
-        /// Which job.
-        leg: LegId,
-        /// How.
-        reason: String,
-    },
-    /// The client is gone, or does not read.
-    Cancel {
-        /// Whose.
-        request: RequestId,
-        /// Why, in a few words.
-        reason: &'static str,
-    },
-    /// Take no new requests.
-    Drain,
-    /// End every request that is still open.
-    Abort,
-}
-
-/// What is to be done, in order.
-#[derive(Debug, PartialEq)]
-pub enum Action {
-    /// Tell a node that it may serve.
-    Welcome {
-        /// Its link.
-        link: LinkId,
-    },
-    /// Tell a node why it may not serve, and close the link.
-    Refuse {
-        /// Its link.
-        link: LinkId,
-        /// Why.
-        reason: String,
-    },
-    /// Close a link.
-    Close {
-        /// Which.
-        link: LinkId,
-        /// Why.
-        reason: &'static str,
-    },
-    /// Open a job's stream and send the job.
-    StartJob {
-        /// Name of the job.
-        leg: LegId,
-        /// Where.
-        link: LinkId,
-        /// What.
-        job: Job,
-    },
-    /// Reset a job's stream, in both directions.
-    ResetJob {
-        /// Which.
-        leg: LegId,
-    },
-    /// Tell a client.
-    Emit {
-        /// Whose.
-        request: RequestId,
-        /// What.
-        event: ClientEvent,
-    },
-    /// For logs and metrics.
-    Note {
-        /// Whose.
-        request: RequestId,
-        /// What.
-        note: Note,
-    },
-    /// A job that was over went on.
-    Late {
-        /// With a token.
-        token: bool,
-    },
-}
+use crate::core::types::{ServeError, ServeErrorKind, ServeRequest};
 
 struct Entry {
     request: Request,
@@ -207,7 +88,15 @@ impl Cluster {
         self.next_number += 1;
         self.queue.insert((number, id));
         self.timers.insert((timer, id));
-        self.requests.insert(id, Entry { request, number, timer, since: now });
+        self.requests.insert(
+            id,
+            Entry {
+                request,
+                number,
+                timer,
+                since: now,
+            },
+        );
         self.place(now, actions);
         Ok(())
     }
@@ -215,7 +104,10 @@ impl Cluster {
     fn refusal(&self, now: Instant, request: &ServeRequest) -> Result<(), ServeError> {
         let refuse = |kind, message: &str| Err(ServeError::new(kind, message));
         if request.token_ids.is_empty() || request.stop.max_tokens == 0 {
-            return refuse(ServeErrorKind::Internal, "a request needs a prompt token and a token to generate");
+            return refuse(
+                ServeErrorKind::Internal,
+                "a request needs a prompt token and a token to generate",
+            );
         }
         if self.requests.contains_key(&request.id) {
             return refuse(ServeErrorKind::Internal, "a request with this id is being served");
@@ -245,15 +137,15 @@ impl Cluster {
             }
             Fact::NodeLost { link } => self.on_lost(now, link, actions),
             Fact::JobEvent { leg, event } => self.on_job_event(now, leg, event, actions),
-            Fact::JobLost { leg, reason } => match self.nodes.leg(leg) {
-                Some(of) => {
-                    let id = of.request;
-                    let cause = Cause::StreamLost(reason);
-                    self.change(now, id, Some(leg), actions, |r, ctx| r.attempt_failed(now, leg, cause, ctx));
-                }
+            Fact::JobLost { leg, reason } => {
                 // The stream of a job that is over may end as it likes.
-                None => {}
-            },
+                if let Some(id) = self.nodes.leg(leg).map(|of| of.request) {
+                    let cause = Cause::StreamLost(reason);
+                    self.change(now, id, Some(leg), actions, |r, ctx| {
+                        r.attempt_failed(now, leg, cause, ctx)
+                    });
+                }
+            }
             Fact::Cancel { request, reason } => {
                 self.end(now, request, ServeErrorKind::Cancelled, reason, actions);
             }
@@ -262,7 +154,13 @@ impl Cluster {
                 self.draining = true;
                 let open: Vec<RequestId> = self.requests.keys().copied().collect();
                 for id in open {
-                    self.end(now, id, ServeErrorKind::Unavailable, "the server is shutting down", actions);
+                    self.end(
+                        now,
+                        id,
+                        ServeErrorKind::Unavailable,
+                        "the server is shutting down",
+                        actions,
+                    );
                 }
             }
         }
@@ -282,8 +180,13 @@ impl Cluster {
             && at <= now
         {
             let missing = self.missing(id);
-            let leg = self.requests.get(&id).and_then(|entry| entry.request.state().decode_leg());
-            self.change(now, id, leg, actions, |request, ctx| request.on_deadline(now, missing, ctx));
+            let leg = self
+                .requests
+                .get(&id)
+                .and_then(|entry| entry.request.state().decode_leg());
+            self.change(now, id, leg, actions, |request, ctx| {
+                request.on_deadline(now, missing, ctx)
+            });
         }
         self.place(now, actions);
     }
@@ -295,7 +198,10 @@ impl Cluster {
         // The newest connection of a node is the node: what ran over an older one is lost with it.
         if let Some(old) = self.nodes.link_of(&hello.node) {
             self.on_lost(now, old, actions);
-            actions.push(Action::Close { link: old, reason: "the node has connected again" });
+            actions.push(Action::Close {
+                link: old,
+                reason: "the node has connected again",
+            });
         }
         self.nodes.join(link, hello);
         actions.push(Action::Welcome { link });
@@ -306,7 +212,9 @@ impl Cluster {
             // An earlier leg of the list may have ended this one.
             let Some(of) = self.nodes.end(leg) else { continue };
             reset(leg, &of, actions);
-            self.change(now, of.request, None, actions, |r, ctx| r.attempt_failed(now, leg, Cause::NodeLost, ctx));
+            self.change(now, of.request, None, actions, |r, ctx| {
+                r.attempt_failed(now, leg, Cause::NodeLost, ctx)
+            });
         }
     }
 
@@ -314,7 +222,9 @@ impl Cluster {
         let Some(of) = self.nodes.leg(leg).cloned() else {
             // A node that says that its job is over says nothing new.
             if !is_last(&event) {
-                actions.push(Action::Late { token: matches!(event, JobEvent::Token { .. }) });
+                actions.push(Action::Late {
+                    token: matches!(event, JobEvent::Token { .. }),
+                });
             }
             return;
         };
@@ -338,7 +248,9 @@ impl Cluster {
             | JobEvent::Token { .. }
             | JobEvent::Finished(_) => {}
         }
-        self.change_from(now, of.request, Some(of.link), actions, |r, ctx| r.on_event(now, leg, event, ctx));
+        self.change_from(now, of.request, Some(of.link), actions, |r, ctx| {
+            r.on_event(now, leg, event, ctx)
+        });
     }
 
     fn end(&mut self, now: Instant, id: RequestId, kind: ServeErrorKind, why: &str, actions: &mut Vec<Action>) {
@@ -347,10 +259,18 @@ impl Cluster {
 
     /// What a request that waits is waiting for.
     fn missing(&self, id: RequestId) -> Missing {
-        let Some(entry) = self.requests.get(&id) else { return Missing::Node };
+        let Some(entry) = self.requests.get(&id) else {
+            return Missing::Node;
+        };
         let prefill = entry.request.state() == &State::Stranded || self.nodes.is_present(Role::Prefill);
         let decode = !entry.request.needs_decode() || self.nodes.is_present(Role::Decode);
-        if prefill && decode { Missing::Room { retry_after_s: self.admission.retry_after_s() } } else { Missing::Node }
+        if prefill && decode {
+            Missing::Room {
+                retry_after_s: self.admission.retry_after_s(),
+            }
+        } else {
+            Missing::Node
+        }
     }
 
     fn change(
@@ -374,13 +294,22 @@ impl Cluster {
         actions: &mut Vec<Action>,
         transition: impl FnOnce(&mut Request, &mut Context<'_>),
     ) {
-        let Some(entry) = self.requests.get_mut(&id) else { return };
+        let Some(entry) = self.requests.get_mut(&id) else {
+            return;
+        };
         let place = (entry.number, id);
         let charge = entry.request.charge();
         let before = entry.request.state().as_str();
         let mut out = std::mem::take(&mut self.effects);
         let node = link.and_then(|link| self.nodes.hello(link));
-        transition(&mut entry.request, &mut Context { limits: &self.settings.request, out: &mut out, node });
+        transition(
+            &mut entry.request,
+            &mut Context {
+                limits: &self.settings.request,
+                out: &mut out,
+                node,
+            },
+        );
         if entry.request.state().as_str() != before {
             entry.since = now;
         }
@@ -451,13 +380,5 @@ impl Cluster {
 fn reset(leg: LegId, ended: &Leg, actions: &mut Vec<Action>) {
     if ended.sent {
         actions.push(Action::ResetJob { leg });
-    }
-}
-
-/// True if nothing follows `event` on its stream.
-pub fn is_last(event: &JobEvent) -> bool {
-    match event {
-        JobEvent::Busy { .. } | JobEvent::HandedOff(_) | JobEvent::Finished(_) | JobEvent::Failed(_) => true,
-        JobEvent::Granted { .. } | JobEvent::FirstToken(_) | JobEvent::Committed | JobEvent::Token { .. } => false,
     }
 }

@@ -27,14 +27,26 @@ impl Needs {
 /// What `request` needs before its first token. The first token needs a place, too.
 pub(super) fn needs(request: &ServeRequest) -> Needs {
     let prompt = request.token_ids.len();
-    let prefill = Shape { tokens: prompt + 1, most_tokens: prompt + 1 };
-    let decode = Shape { tokens: prompt + 1, most_tokens: prompt + request.stop.max_tokens as usize };
+    let prefill = Shape {
+        tokens: prompt + 1,
+        most_tokens: prompt + 1,
+    };
+    let decode = Shape {
+        tokens: prompt + 1,
+        most_tokens: prompt + request.stop.max_tokens as usize,
+    };
     let used = if request.stop.max_tokens > 1 { 2 } else { 1 };
-    Needs { all: [(Role::Prefill, prefill), (Role::Decode, decode)], used }
+    Needs {
+        all: [(Role::Prefill, prefill), (Role::Decode, decode)],
+        used,
+    }
 }
 
 pub(super) fn too_long(shape: Shape, held: usize) -> ServeError {
-    let message = format!("the request may grow to {} tokens; the connected nodes hold {held}", shape.most_tokens);
+    let message = format!(
+        "the request may grow to {} tokens; the connected nodes hold {held}",
+        shape.most_tokens
+    );
     ServeError::new(ServeErrorKind::TooLong, message)
 }
 
@@ -51,21 +63,32 @@ impl Cluster {
     }
 
     fn place_stranded(&mut self, now: Instant, place: (u64, RequestId), actions: &mut Vec<Action>) {
-        let Some(entry) = self.requests.get(&place.1) else { return };
+        let Some(entry) = self.requests.get(&place.1) else {
+            return;
+        };
         let request = &entry.request;
         let tokens = request.tokens() + 1;
         let most_tokens = request.request.token_ids.len() + request.request.stop.max_tokens as usize;
-        let shape = Shape { tokens, most_tokens: most_tokens.max(tokens) };
-        let Some(link) = self.nodes.choose_decode(now, shape, request.avoid()) else { return };
+        let shape = Shape {
+            tokens,
+            most_tokens: most_tokens.max(tokens),
+        };
+        let Some(link) = self.nodes.choose_decode(now, shape, request.avoid()) else {
+            return;
+        };
         self.stranded.remove(&place);
         let leg = self.nodes.book(link, place.1, tokens, 0);
-        let job = self.go(now, place, |request, limits| Job::Decode(request.resume(now, leg, limits)));
+        let job = self.go(now, place, |request, limits| {
+            Job::Decode(request.resume(now, leg, limits))
+        });
         self.start_job(leg, job, actions);
     }
 
     /// False if the request at the head of the queue has to wait.
     fn place_queued(&mut self, now: Instant, place: (u64, RequestId), actions: &mut Vec<Action>) -> bool {
-        let Some(entry) = self.requests.get(&place.1) else { return false };
+        let Some(entry) = self.requests.get(&place.1) else {
+            return false;
+        };
         let request = &entry.request;
         let needs = needs(&request.request);
         for &(role, shape) in needs.as_slice() {
@@ -78,11 +101,15 @@ impl Cluster {
         let [(_, prefill_shape), (_, decode_shape)] = needs.all;
         let prompt = request.request.token_ids.len();
         let (avoid, charge, needs_decode) = (request.avoid(), request.charge(), request.needs_decode());
-        let Some(prefill) = self.nodes.choose_prefill(now, prefill_shape, avoid) else { return false };
+        let Some(prefill) = self.nodes.choose_prefill(now, prefill_shape, avoid) else {
+            return false;
+        };
         if !needs_decode {
             self.unqueue(place, charge);
             let leg = self.nodes.book(prefill, place.1, prefill_shape.tokens, prompt);
-            let job = self.go(now, place, |request, limits| Job::Prefill(request.prefill_alone(now, leg, limits)));
+            let job = self.go(now, place, |request, limits| {
+                Job::Prefill(request.prefill_alone(now, leg, limits))
+            });
             self.start_job(leg, job, actions);
             return true;
         }
@@ -90,11 +117,15 @@ impl Cluster {
         if !self.stranded.is_empty() {
             return false;
         }
-        let Some(decode) = self.nodes.choose_decode(now, decode_shape, avoid) else { return false };
+        let Some(decode) = self.nodes.choose_decode(now, decode_shape, avoid) else {
+            return false;
+        };
         self.unqueue(place, charge);
         let prefill_leg = self.nodes.book(prefill, place.1, prefill_shape.tokens, prompt);
         let leg = self.nodes.book(decode, place.1, decode_shape.tokens, 0);
-        let job = self.go(now, place, |request, limits| Job::Decode(request.reserve(now, leg, prefill_leg, limits)));
+        let job = self.go(now, place, |request, limits| {
+            Job::Decode(request.reserve(now, leg, prefill_leg, limits))
+        });
         self.start_job(leg, job, actions);
         true
     }
@@ -111,7 +142,10 @@ impl Cluster {
         place: (u64, RequestId),
         step: impl FnOnce(&mut Request, &RequestLimits) -> Job,
     ) -> Job {
-        let entry = self.requests.get_mut(&place.1).expect("nodes are booked for an open request only");
+        let entry = self
+            .requests
+            .get_mut(&place.1)
+            .expect("nodes are booked for an open request only");
         let job = step(&mut entry.request, &self.settings.request);
         self.timers.remove(&(entry.timer, place.1));
         entry.timer = entry.request.deadline();
@@ -135,11 +169,16 @@ impl Cluster {
     pub fn states(&self, now: Instant) -> Vec<(&'static str, usize, Duration)> {
         let mut states = BTreeMap::new();
         for entry in self.requests.values() {
-            let (count, oldest) = states.entry(entry.request.state().as_str()).or_insert((0, Duration::ZERO));
+            let (count, oldest) = states
+                .entry(entry.request.state().as_str())
+                .or_insert((0, Duration::ZERO));
             *count += 1;
             *oldest = now.saturating_duration_since(entry.since).max(*oldest);
         }
-        states.into_iter().map(|(state, (count, oldest))| (state, count, oldest)).collect()
+        states
+            .into_iter()
+            .map(|(state, (count, oldest))| (state, count, oldest))
+            .collect()
     }
 
     /// Requests that have not ended.

@@ -44,9 +44,18 @@ impl Request {
                     return self.nonsense(now, leg, "grant of an unknown node", ctx);
                 };
                 let (node, address) = (node.node.clone(), node.address.clone());
-                let target = HandoffTarget { node, address, ticket, have_blocks };
+                let target = HandoffTarget {
+                    node,
+                    address,
+                    ticket,
+                    have_blocks,
+                };
                 let job = self.prefill_job(now, Some(target), ctx.limits);
-                self.state = State::Prefilling { prefill, decode: Some(decode), early: Early::default() };
+                self.state = State::Prefilling {
+                    prefill,
+                    decode: Some(decode),
+                    early: Early::default(),
+                };
                 self.deadline = now + ctx.limits.prefill_timeout;
                 ctx.out.push(Effect::Taken(leg));
                 ctx.out.push(Effect::SendPrefill(prefill, Box::new(job)));
@@ -97,7 +106,10 @@ impl Request {
                     return self.nonsense(now, leg, "first token that is not the first", ctx);
                 }
                 let (decode, early) = (*decode, std::mem::take(early));
-                let queue = self.prefill_sent.unwrap_or(now).saturating_duration_since(self.submitted);
+                let queue = self
+                    .prefill_sent
+                    .unwrap_or(now)
+                    .saturating_duration_since(self.submitted);
                 ctx.out.push(Effect::Computed(leg));
                 ctx.out.push(Effect::Emit(ClientEvent::Prefill {
                     cached_tokens: first.cached_tokens,
@@ -105,7 +117,10 @@ impl Request {
                     queue_us: queue.as_micros() as u64,
                 }));
                 if let Some(decode) = decode {
-                    self.state = State::Transferring { prefill: Some(leg), decode };
+                    self.state = State::Transferring {
+                        prefill: Some(leg),
+                        decode,
+                    };
                 }
                 self.token(now, leg, first.token, first.step, ctx);
                 self.after_first_token(now, leg, early, ctx);
@@ -142,10 +157,16 @@ impl Request {
                     self.on_node_finished(now, decode, ctx);
                 }
             }
-            State::Prefilling { .. } => self.nonsense(now, leg, "first token that does not end a one-token request", ctx),
+            State::Prefilling { .. } => {
+                self.nonsense(now, leg, "first token that does not end a one-token request", ctx)
+            }
             State::Finished => {}
             // `token` leads nowhere else from `Transferring` and `Prefilling`.
-            State::Queued | State::Reserving { .. } | State::Stranded | State::Resuming { .. } | State::Decoding { .. } => {}
+            State::Queued
+            | State::Reserving { .. }
+            | State::Stranded
+            | State::Resuming { .. }
+            | State::Decoding { .. } => {}
         }
     }
 
@@ -170,7 +191,10 @@ impl Request {
         match &mut self.state {
             State::Prefilling { decode, early, .. } if *decode == Some(leg) => early.committed = true,
             State::Transferring { prefill, decode } if *decode == leg => {
-                self.state = State::Decoding { prefill: *prefill, decode: leg };
+                self.state = State::Decoding {
+                    prefill: *prefill,
+                    decode: leg,
+                };
                 self.deadline = now + ctx.limits.inter_token_timeout;
             }
             State::Resuming { decode } if *decode == leg => ctx.out.push(Effect::Taken(leg)),
@@ -195,12 +219,19 @@ impl Request {
                 return early.tokens.push_back((token, step));
             }
             State::Transferring { prefill, decode } if *decode == leg => {
-                self.state = State::Decoding { prefill: *prefill, decode: leg };
+                self.state = State::Decoding {
+                    prefill: *prefill,
+                    decode: leg,
+                };
             }
             State::Resuming { decode } if *decode == leg => {
-                self.state = State::Decoding { prefill: None, decode: leg };
+                self.state = State::Decoding {
+                    prefill: None,
+                    decode: leg,
+                };
                 let stall = now.saturating_duration_since(self.stranded_at.take().unwrap_or(now));
-                ctx.out.extend([Effect::Taken(leg), Effect::Note(Note::Migrated(stall))]);
+                ctx.out
+                    .extend([Effect::Taken(leg), Effect::Note(Note::Migrated(stall))]);
             }
             State::Decoding { decode, .. } if *decode == leg => {}
             State::Queued
@@ -249,7 +280,11 @@ impl Request {
             },
             JobErrorKind::Invalid => {
                 ctx.out.push(Effect::Note(Note::Rejected(error)));
-                self.fail(ServeErrorKind::Internal, "a node refused the request as invalid", ctx.out);
+                self.fail(
+                    ServeErrorKind::Internal,
+                    "a node refused the request as invalid",
+                    ctx.out,
+                );
             }
             JobErrorKind::TransferFailed | JobErrorKind::DeadlineExceeded | JobErrorKind::Internal => {
                 self.attempt_failed(now, leg, Cause::Failed(error), ctx);
@@ -272,7 +307,9 @@ impl Request {
                 ctx.out.push(Effect::Release(leg));
                 ctx.ignore("prefill leg lost behind the commit");
             }
-            State::Transferring { .. } | State::Resuming { .. } | State::Decoding { .. } => self.strand(now, cause, ctx),
+            State::Transferring { .. } | State::Resuming { .. } | State::Decoding { .. } => {
+                self.strand(now, cause, ctx)
+            }
             State::Queued | State::Stranded | State::Finished => {
                 ctx.out.push(Effect::Release(leg));
                 ctx.ignore("leg without a place");
@@ -304,7 +341,8 @@ impl Request {
         self.stranded_at.get_or_insert(now);
         self.wait_until = now + ctx.limits.inter_token_timeout;
         self.deadline = self.wait_until;
-        ctx.out.extend([Effect::Note(Note::Stranded(cause)), Effect::AwaitDecode]);
+        ctx.out
+            .extend([Effect::Note(Note::Stranded(cause)), Effect::AwaitDecode]);
     }
 
     fn give_up(&mut self, cause: Cause, ctx: &mut Context<'_>) {
@@ -322,10 +360,18 @@ impl Request {
                 self.fail(kind, "the request waited too long for a free node", ctx.out);
             }
             (State::Queued | State::Stranded, Missing::Node) => {
-                self.fail(ServeErrorKind::Unavailable, "no node that could serve the request is connected", ctx.out);
+                self.fail(
+                    ServeErrorKind::Unavailable,
+                    "no node that could serve the request is connected",
+                    ctx.out,
+                );
             }
             (State::Stranded, Missing::Room { .. }) => {
-                self.fail(ServeErrorKind::Timeout, "no other decode node had room in time", ctx.out);
+                self.fail(
+                    ServeErrorKind::Timeout,
+                    "no other decode node had room in time",
+                    ctx.out,
+                );
             }
             (State::Prefilling { .. }, _) => {
                 self.fail(ServeErrorKind::Timeout, "the prompt was not computed in time", ctx.out);
@@ -346,18 +392,24 @@ impl Cause {
     /// The error for the client when there is no further attempt.
     fn to_client(&self) -> (ServeErrorKind, &'static str) {
         match self {
-            Self::NodeLost | Self::StreamLost(_) => {
-                (ServeErrorKind::NodeLost, "the nodes that served the request were lost, one after the other")
-            }
-            Self::Deadline(_) => (ServeErrorKind::Timeout, "the nodes that served the request did not answer in time"),
+            Self::NodeLost | Self::StreamLost(_) => (
+                ServeErrorKind::NodeLost,
+                "the nodes that served the request were lost, one after the other",
+            ),
+            Self::Deadline(_) => (
+                ServeErrorKind::Timeout,
+                "the nodes that served the request did not answer in time",
+            ),
             Self::Nonsense(_) => (ServeErrorKind::Internal, "a node broke the protocol"),
             Self::Failed(error) => match error.kind {
-                JobErrorKind::TransferFailed => {
-                    (ServeErrorKind::TransferFailed, "the KV cache could not be handed over to a decode node")
-                }
-                JobErrorKind::DeadlineExceeded => {
-                    (ServeErrorKind::Timeout, "the nodes that served the request did not finish in time")
-                }
+                JobErrorKind::TransferFailed => (
+                    ServeErrorKind::TransferFailed,
+                    "the KV cache could not be handed over to a decode node",
+                ),
+                JobErrorKind::DeadlineExceeded => (
+                    ServeErrorKind::Timeout,
+                    "the nodes that served the request did not finish in time",
+                ),
                 JobErrorKind::Draining => (ServeErrorKind::NodeLost, "the nodes that served the request stopped"),
                 JobErrorKind::Overloaded | JobErrorKind::Invalid | JobErrorKind::Internal => {
                     (ServeErrorKind::Internal, "a node failed to serve the request")

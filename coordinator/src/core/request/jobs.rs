@@ -22,7 +22,11 @@ impl Request {
     pub fn prefill_alone(&mut self, now: Instant, prefill: LegId, limits: &RequestLimits) -> PrefillJob {
         debug_assert_eq!(self.state, State::Queued, "only a queued request is placed");
         self.next_attempt();
-        self.state = State::Prefilling { prefill, decode: None, early: Early::default() };
+        self.state = State::Prefilling {
+            prefill,
+            decode: None,
+            early: Early::default(),
+        };
         self.deadline = now + limits.prefill_timeout;
         self.prefill_job(now, None, limits)
     }

@@ -39,7 +39,13 @@ enum Work {
     /// Waits for a commit.
     Reserved { job: Box<DecodeJob>, ticket: Ticket },
     /// Generates; `next` is the next position. `steps` to go before that.
-    Decode { request: RequestId, stop: StopRules, prompt: usize, next: u32, steps: u32 },
+    Decode {
+        request: RequestId,
+        stop: StopRules,
+        prompt: usize,
+        next: u32,
+        steps: u32,
+    },
 }
 
 struct Held {
@@ -52,7 +58,10 @@ struct Held {
 pub(super) enum Out {
     Event(LegId, JobEvent),
     /// The commit of a prefill leg, for a decode node.
-    Commit { from: LegId, target: HandoffTarget },
+    Commit {
+        from: LegId,
+        target: HandoffTarget,
+    },
 }
 
 pub(super) struct Node {
@@ -97,7 +106,15 @@ impl Node {
             Job::Prefill(job) => {
                 let blocks = blocks_for(job.token_ids.len());
                 let steps = 1 + job.token_ids.len() as u32 / 16;
-                self.hold(leg, blocks, Work::Prefill { job: Box::new(job), steps }, out);
+                self.hold(
+                    leg,
+                    blocks,
+                    Work::Prefill {
+                        job: Box::new(job),
+                        steps,
+                    },
+                    out,
+                );
             }
             Job::Decode(job) => {
                 let blocks = blocks_for(job.token_ids.len() + 1);
@@ -105,7 +122,10 @@ impl Node {
                 let work = match job.source {
                     KvSource::Handoff => {
                         self.tickets += 1;
-                        Work::Reserved { job: Box::new(job), ticket: Ticket(self.tickets) }
+                        Work::Reserved {
+                            job: Box::new(job),
+                            ticket: Ticket(self.tickets),
+                        }
                     }
                     KvSource::Compute => Work::Decode {
                         request: job.request,
@@ -115,7 +135,11 @@ impl Node {
                         prompt,
                     },
                 };
-                let ticket = if let Work::Reserved { ticket, .. } = &work { Some(*ticket) } else { None };
+                let ticket = if let Work::Reserved { ticket, .. } = &work {
+                    Some(*ticket)
+                } else {
+                    None
+                };
                 if self.hold(leg, blocks, work, out)
                     && let Some(ticket) = ticket
                 {
@@ -127,7 +151,13 @@ impl Node {
 
     fn hold(&mut self, leg: LegId, blocks: u32, work: Work, out: &mut Vec<Out>) -> bool {
         if blocks > self.free {
-            out.push(Out::Event(leg, JobEvent::Busy { needed_blocks: blocks, free_blocks: self.free }));
+            out.push(Out::Event(
+                leg,
+                JobEvent::Busy {
+                    needed_blocks: blocks,
+                    free_blocks: self.free,
+                },
+            ));
             return false;
         }
         self.free -= blocks;
@@ -144,10 +174,20 @@ impl Node {
     /// A commit arrives; true if it is accepted.
     pub(super) fn commit(&mut self, ticket: Ticket, out: &mut Vec<Out>) -> bool {
         let of = |held: &Held| matches!(&held.work, Work::Reserved { ticket: t, .. } if *t == ticket);
-        let Some((leg, held)) = self.legs.iter_mut().find(|(_, held)| of(held)) else { return false };
-        let Work::Reserved { job, .. } = &held.work else { return false };
+        let Some((leg, held)) = self.legs.iter_mut().find(|(_, held)| of(held)) else {
+            return false;
+        };
+        let Work::Reserved { job, .. } = &held.work else {
+            return false;
+        };
         let (request, stop, prompt) = (job.request, job.stop.clone(), job.prompt_len as usize);
-        held.work = Work::Decode { request, stop, prompt, next: 1, steps: 1 };
+        held.work = Work::Decode {
+            request,
+            stop,
+            prompt,
+            next: 1,
+            steps: 1,
+        };
         out.push(Out::Event(*leg, JobEvent::Committed));
         true
     }
@@ -162,7 +202,10 @@ impl Node {
             JobEvent::HandedOff(HandoffStats::default())
         } else {
             let kind = protocol::control::JobErrorKind::TransferFailed;
-            JobEvent::Failed(protocol::control::JobError { kind, message: "refused".to_owned() })
+            JobEvent::Failed(protocol::control::JobError {
+                kind,
+                message: "refused".to_owned(),
+            })
         };
         out.push(Out::Event(leg, event));
     }
@@ -173,7 +216,9 @@ impl Node {
         for leg in legs {
             let from = out.len();
             self.step_leg(leg, out);
-            let over = out[from..].iter().any(|o| matches!(o, Out::Event(_, event) if is_last(event)));
+            let over = out[from..]
+                .iter()
+                .any(|o| matches!(o, Out::Event(_, event) if is_last(event)));
             if over {
                 self.reset(leg);
             }
@@ -198,13 +243,22 @@ impl Node {
                 match (finish, &job.handoff) {
                     (Some(reason), _) => out.push(Out::Event(leg, JobEvent::Finished(reason))),
                     (None, Some(target)) => {
-                        out.push(Out::Commit { from: leg, target: target.clone() });
+                        out.push(Out::Commit {
+                            from: leg,
+                            target: target.clone(),
+                        });
                         held.work = Work::Committing;
                     }
                     (None, None) => panic!("a prefill job without a target that does not end with its first token"),
                 }
             }
-            Work::Decode { request, stop, prompt, next, steps } => {
+            Work::Decode {
+                request,
+                stop,
+                prompt,
+                next,
+                steps,
+            } => {
                 let needed = blocks_for(*prompt + *next as usize + 1);
                 if needed.saturating_sub(held.blocks) > self.free {
                     self.free += std::mem::take(&mut held.blocks);
@@ -219,7 +273,13 @@ impl Node {
                 let token = sampled_token(*request, *next);
                 *next += 1;
                 let finish = stop.finish(token.token, *next);
-                out.push(Out::Event(leg, JobEvent::Token { token, step: StepTiming::default() }));
+                out.push(Out::Event(
+                    leg,
+                    JobEvent::Token {
+                        token,
+                        step: StepTiming::default(),
+                    },
+                ));
                 if let Some(reason) = finish {
                     out.push(Out::Event(leg, JobEvent::Finished(reason)));
                 }

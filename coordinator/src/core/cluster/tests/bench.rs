@@ -109,16 +109,33 @@ pub(super) fn every_event() -> Vec<JobEvent> {
         cached_tokens: 0,
         prompt_logprobs: None,
     };
-    let failed = |kind| JobEvent::Failed(JobError { kind, message: String::new() });
+    let failed = |kind| {
+        JobEvent::Failed(JobError {
+            kind,
+            message: String::new(),
+        })
+    };
     vec![
-        JobEvent::Granted { ticket: Ticket(1), have_blocks: 0 },
-        JobEvent::Busy { needed_blocks: 9, free_blocks: 0 },
+        JobEvent::Granted {
+            ticket: Ticket(1),
+            have_blocks: 0,
+        },
+        JobEvent::Busy {
+            needed_blocks: 9,
+            free_blocks: 0,
+        },
         JobEvent::FirstToken(first(0)),
         JobEvent::FirstToken(first(3)),
         JobEvent::HandedOff(HandoffStats::default()),
         JobEvent::Committed,
-        JobEvent::Token { token: sampled(1, 66), step: StepTiming::default() },
-        JobEvent::Token { token: sampled(7, 66), step: StepTiming::default() },
+        JobEvent::Token {
+            token: sampled(1, 66),
+            step: StepTiming::default(),
+        },
+        JobEvent::Token {
+            token: sampled(7, 66),
+            step: StepTiming::default(),
+        },
         JobEvent::Finished(FinishReason::Length),
         failed(JobErrorKind::Overloaded),
         failed(JobErrorKind::Draining),
@@ -148,7 +165,13 @@ impl Bench {
 
     pub(super) fn join(&mut self, role: Role, node: &str, boot: u64) -> Vec<Action> {
         let hello = hello(role, node, boot, 100);
-        self.join_as(PeerName { role, node: hello.node.clone() }, hello)
+        self.join_as(
+            PeerName {
+                role,
+                node: hello.node.clone(),
+            },
+            hello,
+        )
     }
 
     pub(super) fn join_as(&mut self, peer: PeerName, hello: protocol::control::Hello) -> Vec<Action> {
@@ -173,8 +196,16 @@ impl Bench {
 
     pub(super) fn report(&mut self, node: &str, free_blocks: u32, draining: bool) {
         self.reports += 1;
-        let report = LoadReport { sequence: self.reports, free_blocks, draining, ..LoadReport::default() };
-        self.fact(Fact::NodeReport { link: self.links[node], report });
+        let report = LoadReport {
+            sequence: self.reports,
+            free_blocks,
+            draining,
+            ..LoadReport::default()
+        };
+        self.fact(Fact::NodeReport {
+            link: self.links[node],
+            report,
+        });
     }
 
     pub(super) fn submit(&mut self, request: ServeRequest) {
@@ -221,7 +252,10 @@ impl Bench {
                 }
                 Action::Emit { request, event } => {
                     self.events.entry(request.0).or_default().push(event.clone());
-                    assert!(self.ends(request.0) == 0 || self.events(request.0).last() == Some(event), "nothing follows the end");
+                    assert!(
+                        self.ends(request.0) == 0 || self.events(request.0).last() == Some(event),
+                        "nothing follows the end"
+                    );
                 }
                 Action::Welcome { .. }
                 | Action::Refuse { .. }
@@ -233,7 +267,10 @@ impl Bench {
     }
 
     pub(super) fn cancel(&mut self, request: u128) -> Vec<Action> {
-        self.fact(Fact::Cancel { request: RequestId(request), reason: "the client is gone" })
+        self.fact(Fact::Cancel {
+            request: RequestId(request),
+            reason: "the client is gone",
+        })
     }
 
     pub(super) fn event(&mut self, leg: LegId, event: JobEvent) -> Vec<Action> {
@@ -241,7 +278,13 @@ impl Bench {
     }
 
     pub(super) fn granted(&mut self, leg: LegId, ticket: u64) {
-        self.event(leg, JobEvent::Granted { ticket: Ticket(ticket), have_blocks: 0 });
+        self.event(
+            leg,
+            JobEvent::Granted {
+                ticket: Ticket(ticket),
+                have_blocks: 0,
+            },
+        );
     }
 
     pub(super) fn first_token(&mut self, leg: LegId, token: u32) -> Vec<Action> {
@@ -255,11 +298,23 @@ impl Bench {
     }
 
     pub(super) fn token(&mut self, leg: LegId, position: u32, token: u32) -> Vec<Action> {
-        self.event(leg, JobEvent::Token { token: sampled(position, token), step: StepTiming::default() })
+        self.event(
+            leg,
+            JobEvent::Token {
+                token: sampled(position, token),
+                step: StepTiming::default(),
+            },
+        )
     }
 
     pub(super) fn failed(&mut self, leg: LegId, kind: JobErrorKind) -> Vec<Action> {
-        self.event(leg, JobEvent::Failed(JobError { kind, message: String::new() }))
+        self.event(
+            leg,
+            JobEvent::Failed(JobError {
+                kind,
+                message: String::new(),
+            }),
+        )
     }
 
     /// The only open job on a node.
@@ -275,8 +330,14 @@ impl Bench {
     }
 
     pub(super) fn on(&self, node: &str) -> Vec<LegId> {
-        let Some(link) = self.links.get(node) else { return Vec::new() };
-        self.open.keys().copied().filter(|leg| self.jobs[leg].0 == *link).collect()
+        let Some(link) = self.links.get(node) else {
+            return Vec::new();
+        };
+        self.open
+            .keys()
+            .copied()
+            .filter(|leg| self.jobs[leg].0 == *link)
+            .collect()
     }
 
     pub(super) fn open_legs(&self) -> Vec<LegId> {
@@ -288,7 +349,10 @@ impl Bench {
     }
 
     pub(super) fn state(&self, request: u128) -> &'static str {
-        self.cluster.requests.get(&RequestId(request)).map_or("gone", |entry| entry.request.state().as_str())
+        self.cluster
+            .requests
+            .get(&RequestId(request))
+            .map_or("gone", |entry| entry.request.state().as_str())
     }
 
     pub(super) fn events(&self, request: u128) -> &[ClientEvent] {
@@ -296,7 +360,10 @@ impl Bench {
     }
 
     pub(super) fn ends(&self, request: u128) -> usize {
-        self.events(request).iter().filter(|e| matches!(e, ClientEvent::Done(_) | ClientEvent::Failed(_))).count()
+        self.events(request)
+            .iter()
+            .filter(|e| matches!(e, ClientEvent::Done(_) | ClientEvent::Failed(_)))
+            .count()
     }
 
     pub(super) fn text(&self, request: u128) -> String {
@@ -327,7 +394,10 @@ impl Bench {
 
     pub(super) fn booked(&self, node: &str) -> u32 {
         let nodes = self.cluster.status().nodes;
-        nodes.iter().find(|status| status.node == node).map_or(0, |status| status.booked_blocks)
+        nodes
+            .iter()
+            .find(|status| status.node == node)
+            .map_or(0, |status| status.booked_blocks)
     }
 
     /// Nothing is open, nothing is booked, no timer runs.

@@ -9,7 +9,10 @@ use crate::core::nodes::PeerName;
 
 fn refusal(bench: &mut Bench, change: impl FnOnce(&mut protocol::control::Hello)) -> String {
     let mut wrong = hello(Role::Decode, "d9", 1, 100);
-    let peer = PeerName { role: wrong.role, node: wrong.node.clone() };
+    let peer = PeerName {
+        role: wrong.role,
+        node: wrong.node.clone(),
+    };
     change(&mut wrong);
     match bench.join_as(peer, wrong).as_slice() {
         [Action::Refuse { reason, .. }] => reason.clone(),
@@ -62,7 +65,10 @@ fn the_first_node_defines_the_model_only_while_a_node_is_connected() {
     bench.lose("d0");
     let mut other = hello(Role::Decode, "d1", 1, 100);
     other.model.weights_hash = 1;
-    let peer = PeerName { role: other.role, node: other.node.clone() };
+    let peer = PeerName {
+        role: other.role,
+        node: other.node.clone(),
+    };
     assert!(matches!(bench.join_as(peer, other)[..], [Action::Welcome { .. }]));
 }
 
@@ -71,7 +77,13 @@ fn a_restarted_node_replaces_its_old_link_and_the_jobs_there_are_lost() {
     let mut bench = at("decoding");
     let old = bench.link("d0");
     let actions = bench.join(Role::Decode, "d0", 2);
-    assert!(actions.contains(&Action::Close { link: old, reason: "the node has connected again" }), "{actions:?}");
+    assert!(
+        actions.contains(&Action::Close {
+            link: old,
+            reason: "the node has connected again"
+        }),
+        "{actions:?}"
+    );
     assert_eq!(bench.state(1), "resuming", "on the node as it came back");
     assert_eq!(bench.cluster.status().nodes.len(), 2);
     let decode = bench.started("d0");

@@ -18,21 +18,38 @@ fn a_request_goes_through_both_nodes_and_leaves_nothing_behind() {
     let mut bench = Bench::with_nodes();
     bench.submit(request(1, 6, 3));
     let decode = bench.started("d0");
-    let Job::Decode(job) = bench.job(decode) else { panic!("a reservation comes first") };
-    assert_eq!((job.source, job.token_ids.len(), job.prompt_len), (KvSource::Handoff, 6, 6));
+    let Job::Decode(job) = bench.job(decode) else {
+        panic!("a reservation comes first")
+    };
+    assert_eq!(
+        (job.source, job.token_ids.len(), job.prompt_len),
+        (KvSource::Handoff, 6, 6)
+    );
     bench.granted(decode, 3);
     let prefill = bench.started("p0");
-    let Job::Prefill(job) = bench.job(prefill) else { panic!("then the prefill job") };
+    let Job::Prefill(job) = bench.job(prefill) else {
+        panic!("then the prefill job")
+    };
     let target = job.handoff.clone().expect("with a target");
-    assert_eq!((target.address.as_str(), target.ticket.0, target.have_blocks), ("d0.test:1", 3, 0));
+    assert_eq!(
+        (target.address.as_str(), target.ticket.0, target.have_blocks),
+        ("d0.test:1", 3, 0)
+    );
     bench.first_token(prefill, 65);
     bench.event(decode, JobEvent::Committed);
     bench.event(prefill, JobEvent::HandedOff(Default::default()));
     bench.token(decode, 1, 66);
-    assert_eq!(bench.booked("d0"), 3, "6 prompt tokens, 2 generated and the next: 3 blocks of 4");
+    assert_eq!(
+        bench.booked("d0"),
+        3,
+        "6 prompt tokens, 2 generated and the next: 3 blocks of 4"
+    );
     bench.token(decode, 2, 67);
     let end = bench.completion(1);
-    assert_eq!((end.finish, end.generated_tokens, end.limit_reached), (Finish::Length, 3, true));
+    assert_eq!(
+        (end.finish, end.generated_tokens, end.limit_reached),
+        (Finish::Length, 3, true)
+    );
     assert_eq!(bench.text(1), "ABC");
     bench.assert_idle();
 }
@@ -43,7 +60,9 @@ fn one_token_needs_no_decode_node() {
     bench.join_prefill("p0");
     bench.submit(request(1, 6, 1));
     let prefill = bench.started("p0");
-    let Job::Prefill(job) = bench.job(prefill) else { panic!("a prefill job") };
+    let Job::Prefill(job) = bench.job(prefill) else {
+        panic!("a prefill job")
+    };
     assert_eq!(job.handoff, None);
     bench.first_token(prefill, 65);
     assert_eq!(bench.completion(1).finish, Finish::Length);
@@ -52,7 +71,11 @@ fn one_token_needs_no_decode_node() {
 
 #[test]
 fn a_first_token_that_ends_the_request_resets_the_reservation_at_once() {
-    for (token, finish) in [(EOS, Finish::Eos), (46, Finish::StopToken(46)), (66, Finish::StopString("B".to_owned()))] {
+    for (token, finish) in [
+        (EOS, Finish::Eos),
+        (46, Finish::StopToken(46)),
+        (66, Finish::StopString("B".to_owned())),
+    ] {
         let mut bench = Bench::with_nodes();
         let mut wanted = request(1, 6, 8);
         wanted.stop.stop_token_ids = vec![46];
@@ -62,8 +85,14 @@ fn a_first_token_that_ends_the_request_resets_the_reservation_at_once() {
         bench.granted(decode, 3);
         let prefill = bench.started("p0");
         let actions = bench.first_token(prefill, token);
-        let resets: Vec<_> = actions.iter().filter(|a| matches!(a, Action::ResetJob { .. })).collect();
-        assert_eq!(resets, [&Action::ResetJob { leg: prefill }, &Action::ResetJob { leg: decode }]);
+        let resets: Vec<_> = actions
+            .iter()
+            .filter(|a| matches!(a, Action::ResetJob { .. }))
+            .collect();
+        assert_eq!(
+            resets,
+            [&Action::ResetJob { leg: prefill }, &Action::ResetJob { leg: decode }]
+        );
         let end = bench.completion(1);
         assert_eq!((end.finish, end.generated_tokens), (finish, 1));
         bench.assert_idle();
@@ -96,7 +125,13 @@ fn a_cancel_resets_every_leg_in_the_same_tick_whatever_the_state() {
         let actions = bench.cancel(1);
         let mut reset: Vec<_> = actions
             .iter()
-            .filter_map(|action| if let Action::ResetJob { leg } = action { Some(*leg) } else { None })
+            .filter_map(|action| {
+                if let Action::ResetJob { leg } = action {
+                    Some(*leg)
+                } else {
+                    None
+                }
+            })
             .collect();
         reset.sort_unstable();
         assert_eq!(reset, open, "{state}");
@@ -116,7 +151,10 @@ fn events_of_a_leg_that_is_over_change_nothing() {
                 let expected = usize::from(!is_last(&event));
                 let actions = bench.event(leg, event);
                 assert_eq!(actions.len(), expected, "{state}: {actions:?}");
-                assert!(actions.iter().all(|action| matches!(action, Action::Late { .. })), "{state}: {actions:?}");
+                assert!(
+                    actions.iter().all(|action| matches!(action, Action::Late { .. })),
+                    "{state}: {actions:?}"
+                );
             }
         }
         bench.assert_idle();
@@ -151,7 +189,9 @@ fn any_event_in_any_state_leaves_the_books_right_and_the_request_alive_or_ended_
         for side in 0..2 {
             for event in bench::every_event() {
                 let mut bench = at(state);
-                let Some(&leg) = bench.open_legs().get(side) else { continue };
+                let Some(&leg) = bench.open_legs().get(side) else {
+                    continue;
+                };
                 bench.event(leg, event.clone());
                 bench.cancel(1);
                 assert_eq!(bench.ends(1), 1, "{state}, {event:?}");
@@ -166,12 +206,24 @@ fn a_busy_node_is_left_alone_for_a_while_and_then_asked_again() {
     let mut bench = Bench::with_nodes();
     bench.submit(request(1, 6, 3));
     let first = bench.started("d0");
-    bench.event(first, JobEvent::Busy { needed_blocks: 2, free_blocks: 50 });
+    bench.event(
+        first,
+        JobEvent::Busy {
+            needed_blocks: 2,
+            free_blocks: 50,
+        },
+    );
     assert_eq!(bench.state(1), "queued");
     bench.advance(Duration::from_millis(10));
     let second = bench.started("d0");
     assert!(second > first);
-    bench.event(second, JobEvent::Busy { needed_blocks: 2, free_blocks: 50 });
+    bench.event(
+        second,
+        JobEvent::Busy {
+            needed_blocks: 2,
+            free_blocks: 50,
+        },
+    );
     bench.advance(Duration::from_millis(19));
     assert_eq!(bench.state(1), "queued", "the second pause is twice as long");
     bench.advance(Duration::from_millis(1));
@@ -184,7 +236,13 @@ fn a_busy_node_is_passed_over_for_another() {
     let mut bench = Bench::with_nodes();
     bench.join_decode("d1");
     bench.submit(request(1, 6, 3));
-    bench.event(bench.started("d0"), JobEvent::Busy { needed_blocks: 2, free_blocks: 0 });
+    bench.event(
+        bench.started("d0"),
+        JobEvent::Busy {
+            needed_blocks: 2,
+            free_blocks: 0,
+        },
+    );
     bench.granted(bench.started("d1"), 3);
     assert_eq!(bench.state(1), "prefilling");
 }
@@ -192,9 +250,14 @@ fn a_busy_node_is_passed_over_for_another() {
 #[test]
 fn a_request_that_no_node_can_hold_is_refused_and_others_wait_their_turn() {
     let mut bench = Bench::with_nodes();
-    let error = bench.try_submit(request(1, 200, 300)).expect_err("100 blocks of 4 tokens");
+    let error = bench
+        .try_submit(request(1, 200, 300))
+        .expect_err("100 blocks of 4 tokens");
     assert_eq!(error.kind, ServeErrorKind::TooLong);
-    assert_eq!(error.message, "the request may grow to 500 tokens; the connected nodes hold 400");
+    assert_eq!(
+        error.message,
+        "the request may grow to 500 tokens; the connected nodes hold 400"
+    );
     // 50 + 1 tokens: 13 blocks each, and one to grow for each that runs there.
     for id in 2..12 {
         bench.submit(request(id, 50, 3));
@@ -215,14 +278,20 @@ fn without_a_node_a_request_is_refused_unless_one_was_there_lately() {
     let mut bench = Bench::default();
     bench.join_prefill("p0");
     let error = bench.try_submit(request(1, 6, 3)).expect_err("no decode node");
-    assert_eq!((error.kind, error.message.as_str()), (ServeErrorKind::Unavailable, "no decode node is connected"));
+    assert_eq!(
+        (error.kind, error.message.as_str()),
+        (ServeErrorKind::Unavailable, "no decode node is connected")
+    );
     bench.join_decode("d0");
     bench.lose("d0");
     bench.submit(request(2, 6, 3));
     assert_eq!(bench.state(2), "queued");
     bench.advance(Duration::from_secs(60));
     assert_eq!(bench.failure(2), ServeErrorKind::Unavailable);
-    assert_eq!(bench.try_submit(request(3, 6, 3)).expect_err("gone for long").kind, ServeErrorKind::Unavailable);
+    assert_eq!(
+        bench.try_submit(request(3, 6, 3)).expect_err("gone for long").kind,
+        ServeErrorKind::Unavailable
+    );
     bench.assert_idle();
 }
 
@@ -252,7 +321,10 @@ fn a_node_that_drains_gets_nothing_new_and_finishes_what_it_has() {
 fn a_stopping_coordinator_takes_nothing_new_and_ends_what_is_left_on_demand() {
     let mut bench = at("decoding");
     bench.fact(super::Fact::Drain);
-    assert_eq!(bench.try_submit(request(2, 6, 3)).expect_err("drains").kind, ServeErrorKind::Unavailable);
+    assert_eq!(
+        bench.try_submit(request(2, 6, 3)).expect_err("drains").kind,
+        ServeErrorKind::Unavailable
+    );
     assert_eq!(bench.state(1), "decoding");
     bench.fact(super::Fact::Abort);
     assert_eq!(bench.failure(1), ServeErrorKind::Unavailable);
@@ -269,6 +341,13 @@ fn the_prefill_event_carries_what_the_answer_needs() {
     bench.granted(bench.started("d0"), 3);
     bench.first_token(bench.started("p0"), 65);
     let events = bench.events(1);
-    let ClientEvent::Prefill { queue_us, cached_tokens, .. } = events[0] else { panic!("{events:?}") };
+    let ClientEvent::Prefill {
+        queue_us,
+        cached_tokens,
+        ..
+    } = events[0]
+    else {
+        panic!("{events:?}")
+    };
     assert_eq!((queue_us, cached_tokens), (250_000, 2));
 }

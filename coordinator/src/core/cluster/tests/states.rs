@@ -12,7 +12,10 @@ use crate::core::types::ServeErrorKind;
 fn complete(bench: &mut Bench) {
     for _ in 0..20 {
         let nodes = ["p0", "p1", "d0", "d1"];
-        let Some((node, leg)) = nodes.iter().find_map(|node| bench.on(node).last().map(|leg| (*node, *leg))) else {
+        let Some((node, leg)) = nodes
+            .iter()
+            .find_map(|node| bench.on(node).last().map(|leg| (*node, *leg)))
+        else {
             break;
         };
         let job = bench.job(leg).clone();
@@ -23,7 +26,10 @@ fn complete(bench: &mut Bench) {
                 drop(bench.event(leg, JobEvent::HandedOff(Default::default())));
             }
             ("transferring" | "decoding" | "resuming", Job::Decode(_)) => {
-                let tokens = bench.events(1).iter().filter(|e| matches!(e, crate::core::types::ClientEvent::Token(_)));
+                let tokens = bench
+                    .events(1)
+                    .iter()
+                    .filter(|e| matches!(e, crate::core::types::ClientEvent::Token(_)));
                 let next = tokens.count() as u32;
                 bench.token(leg, next, 65 + next);
             }
@@ -34,7 +40,10 @@ fn complete(bench: &mut Bench) {
 
 #[test]
 fn a_lost_decode_node_is_replaced_in_every_state_and_the_answer_is_the_same() {
-    for &state in STATES.iter().filter(|state| !["stranded", "prefilling alone"].contains(state)) {
+    for &state in STATES
+        .iter()
+        .filter(|state| !["stranded", "prefilling alone"].contains(state))
+    {
         let mut bench = at(state);
         let node = if state == "resuming" { "d1" } else { "d0" };
         bench.lose(node);
@@ -74,7 +83,11 @@ fn a_lost_prefill_node_is_replaced_in_every_state_and_the_answer_is_the_same() {
             bench.report("d0", 100, false);
         }
         complete(&mut bench);
-        assert_eq!(bench.text(1), if state == "prefilling alone" { "A" } else { "ABCD" }, "{state}");
+        assert_eq!(
+            bench.text(1),
+            if state == "prefilling alone" { "A" } else { "ABCD" },
+            "{state}"
+        );
         bench.assert_idle();
     }
 }
@@ -82,7 +95,9 @@ fn a_lost_prefill_node_is_replaced_in_every_state_and_the_answer_is_the_same() {
 #[test]
 fn a_moved_request_goes_on_behind_its_accepted_tokens() {
     let bench = at("resuming");
-    let Job::Decode(job) = bench.job(bench.started("d1")) else { panic!("a decode job") };
+    let Job::Decode(job) = bench.job(bench.started("d1")) else {
+        panic!("a decode job")
+    };
     assert_eq!((job.source, job.prompt_len, job.epoch.0), (KvSource::Compute, 6, 2));
     assert_eq!(job.token_ids, [0, 1, 2, 3, 4, 5, 65, 66]);
     assert_eq!(job.stop.max_tokens, 4, "the limit counts all tokens of the request");
@@ -113,7 +128,9 @@ fn an_attempt_is_repeated_twice_before_the_first_token_and_then_given_up() {
         let mut bench = at("reserving");
         for epoch in 1..=3 {
             let decode = bench.started("d0");
-            let Job::Decode(job) = bench.job(decode) else { panic!("a reservation") };
+            let Job::Decode(job) = bench.job(decode) else {
+                panic!("a reservation")
+            };
             assert_eq!(job.epoch.0, epoch);
             bench.granted(decode, u64::from(epoch));
             bench.failed(bench.started("p0"), kind);
@@ -156,10 +173,17 @@ fn a_failed_transfer_moves_the_request() {
 
 #[test]
 fn a_lost_stream_is_a_failed_attempt() {
-    for (state, expected) in [("prefilling", "reserving"), ("transferring", "resuming"), ("decoding", "resuming")] {
+    for (state, expected) in [
+        ("prefilling", "reserving"),
+        ("transferring", "resuming"),
+        ("decoding", "resuming"),
+    ] {
         let mut bench = at(state);
         let leg = bench.started("d0");
-        bench.fact(crate::core::cluster::Fact::JobLost { leg, reason: "reset".to_owned() });
+        bench.fact(crate::core::cluster::Fact::JobLost {
+            leg,
+            reason: "reset".to_owned(),
+        });
         assert_eq!(bench.state(1), expected, "{state}");
         complete(&mut bench);
         assert_eq!(bench.text(1), "ABCD", "{state}");
@@ -189,10 +213,17 @@ fn every_state_has_a_deadline() {
         let legs = bench.open_legs();
         let before = bench.state(1);
         bench.advance(Duration::from_millis(deadline_ms - 1));
-        assert_eq!((bench.state(1), bench.open_legs()), (before, legs.clone()), "{state}, just before");
+        assert_eq!(
+            (bench.state(1), bench.open_legs()),
+            (before, legs.clone()),
+            "{state}, just before"
+        );
         bench.advance(Duration::from_millis(1));
         assert_eq!(bench.state(1), next, "{state}");
-        assert!(legs.iter().all(|leg| !bench.open_legs().contains(leg)), "{state}: the old legs are released");
+        assert!(
+            legs.iter().all(|leg| !bench.open_legs().contains(leg)),
+            "{state}: the old legs are released"
+        );
         if next == "gone" {
             let expected = match state {
                 "queued" => ServeErrorKind::Overloaded { retry_after_s: 1 },

@@ -1,0 +1,138 @@
+//! What the cluster is told, and what it says is to be done.
+
+use protocol::control::{Hello, Job, JobEvent, LoadReport};
+use protocol::ids::RequestId;
+
+use crate::core::admission::AdmissionLimits;
+use crate::core::nodes::{LegId, LinkId, PeerName, TextIdentity};
+use crate::core::request::{Note, RequestLimits};
+use crate::core::types::ClientEvent;
+
+/// Everything the core is told about its surroundings at the start.
+#[derive(Clone, Copy, Debug)]
+pub struct ClusterSettings {
+    /// Deadlines and bounds of a request.
+    pub request: RequestLimits,
+    /// Bounds of the queue.
+    pub admission: AdmissionLimits,
+    /// What nodes must agree with.
+    pub text: TextIdentity,
+    /// Prompt tokens a prefill node gets ahead of what it has computed.
+    pub prefill_window_tokens: usize,
+}
+
+/// What happened.
+#[derive(Debug)]
+pub enum Fact {
+    /// A node has introduced itself on a new link.
+    NodeJoined {
+        /// The link.
+        link: LinkId,
+        /// What its certificate says.
+        peer: PeerName,
+        /// What it says.
+        hello: Hello,
+    },
+    /// A node reported its load.
+    NodeReport {
+        /// Its link.
+        link: LinkId,
+        /// The report.
+        report: LoadReport,
+    },
+    /// A link is gone.
+    NodeLost {
+        /// Which.
+        link: LinkId,
+    },
+    /// A node said something about a job.
+    JobEvent {
+        /// Which job.
+        leg: LegId,
+        /// What.
+        event: JobEvent,
+    },
+    /// A job's stream ended without a last event.
+    JobLost {
+        /// Which job.
+        leg: LegId,
+        /// How.
+        reason: String,
+    },
+    /// The client is gone, or does not read.
+    Cancel {
+        /// Whose.
+        request: RequestId,
+        /// Why, in a few words.
+        reason: &'static str,
+    },
+    /// Take no new requests.
+    Drain,
+    /// End every request that is still open.
+    Abort,
+}
+
+/// What is to be done, in order.
+#[derive(Debug, PartialEq)]
+pub enum Action {
+    /// Tell a node that it may serve.
+    Welcome {
+        /// Its link.
+        link: LinkId,
+    },
+    /// Tell a node why it may not serve, and close the link.
+    Refuse {
+        /// Its link.
+        link: LinkId,
+        /// Why.
+        reason: String,
+    },
+    /// Close a link.
+    Close {
+        /// Which.
+        link: LinkId,
+        /// Why.
+        reason: &'static str,
+    },
+    /// Open a job's stream and send the job.
+    StartJob {
+        /// Name of the job.
+        leg: LegId,
+        /// Where.
+        link: LinkId,
+        /// What.
+        job: Job,
+    },
+    /// Reset a job's stream, in both directions.
+    ResetJob {
+        /// Which.
+        leg: LegId,
+    },
+    /// Tell a client.
+    Emit {
+        /// Whose.
+        request: RequestId,
+        /// What.
+        event: ClientEvent,
+    },
+    /// For logs and metrics.
+    Note {
+        /// Whose.
+        request: RequestId,
+        /// What.
+        note: Note,
+    },
+    /// A job that was over went on.
+    Late {
+        /// With a token.
+        token: bool,
+    },
+}
+
+/// True if nothing follows `event` on its stream.
+pub fn is_last(event: &JobEvent) -> bool {
+    match event {
+        JobEvent::Busy { .. } | JobEvent::HandedOff(_) | JobEvent::Finished(_) | JobEvent::Failed(_) => true,
+        JobEvent::Granted { .. } | JobEvent::FirstToken(_) | JobEvent::Committed | JobEvent::Token { .. } => false,
+    }
+}
