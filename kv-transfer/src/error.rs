@@ -53,8 +53,8 @@ pub enum TransferError {
         /// Frames sent or waiting whose arrival was not confirmed.
         unconfirmed: usize,
     },
-    /// No answer to the commit.
-    #[error("no answer to the commit within {after_ms} ms")]
+    /// No answer to the commit, or no grant for it.
+    #[error("no answer of the decode node within {after_ms} ms of the commit")]
     NoAnswer {
         /// Deadline, in milliseconds.
         after_ms: u64,

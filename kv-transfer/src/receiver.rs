@@ -280,6 +280,8 @@ impl Receiver {
     {
         let mut payload = BytesMut::new();
         let mut told = 0;
+        // The grant: from now on the sender may commit.
+        reply(outgoing, PushReply::Received { below: 0 }).await?;
         loop {
             let Some(message) = self.next(session, incoming, &mut told, outgoing).await? else {
                 return Err(Outcome::Cancelled("stream ended before the commit".to_owned()));

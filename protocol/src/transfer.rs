@@ -91,7 +91,8 @@ pub enum PushReply {
         /// Why, in one line.
         reason: String,
     },
-    /// Every frame with a number below this has arrived undamaged: the sender may forget its payload. Cumulative.
+    /// Every frame with a number below this has arrived undamaged: the sender may forget its payload. Cumulative. The first
+    /// answer to an open that is granted: no commit is sent before it.
     Received {
         /// The lowest number that has not arrived.
         below: u32,

@@ -185,6 +185,11 @@ impl SendSession {
         None
     }
 
+    /// The receiver knows nothing of this handoff: everything that is kept is sent from the start.
+    pub fn rewind(&mut self) {
+        self.outbox = self.kept.keys().copied().collect();
+    }
+
     /// The receiver wants a frame again.
     pub fn on_resend(&mut self, number: u32) -> Result<(), SendError> {
         if !self.kept.contains_key(&number) {

@@ -63,16 +63,17 @@ impl PushSettings {
         })
     }
 
-    /// Starts a handoff of `extent` on the stream that `connect` gives. Everything about it ends by `deadline`. Must run on a
-    /// tokio runtime; returns at once.
-    pub fn start<F, O, I>(
+    /// Starts a handoff of `extent` on the stream that `connect` gives; it is called again if that stream turns out to be
+    /// dead from the beginning. Everything ends by `deadline`. Must run on a tokio runtime; returns at once.
+    pub fn start<C, F, O, I>(
         &self,
-        connect: F,
+        connect: C,
         open: PushOpen,
         extent: Extent,
         deadline: Instant,
     ) -> Result<Push, TransferError>
     where
+        C: FnMut() -> F + Send + 'static,
         F: Future<Output = Result<(O, I), TransferError>> + Send + 'static,
         O: Outgoing<PushMessage> + 'static,
         I: Incoming<PushReply> + 'static,
@@ -137,8 +138,11 @@ impl Pusher {
             return setting("extent.first_block", extent.first_block.to_string(), rule);
         }
         let (links, node, address) = (Arc::clone(&self.links), target.node.clone(), target.address.clone());
-        self.settings
-            .start(async move { links.stream(node, address).await }, open, extent, deadline)
+        let connect = move || {
+            let (links, node, address) = (Arc::clone(&links), node.clone(), address.clone());
+            async move { links.stream(node, address).await }
+        };
+        self.settings.start(connect, open, extent, deadline)
     }
 
     /// Dials a decode node, so that its first handoff need not wait for the handshake.

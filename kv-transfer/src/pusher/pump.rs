@@ -19,6 +19,9 @@ use crate::transport::{Incoming, Outgoing};
 /// After the stream was stopped, longest wait for the reply that says why.
 const REASON_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Most replies collected while one message is being sent.
+const MAX_COLLECTED: usize = 1_024;
+
 /// What a push is about.
 pub(super) struct Handoff {
     pub(super) open: PushOpen,
@@ -47,47 +50,83 @@ pub(super) enum Item {
     },
 }
 
-/// A commit that waits for its answer.
-struct Committing {
+/// A commit that the job asked for.
+struct Wanted {
+    num_tokens: u32,
+    first_token: SampledToken,
     called: Instant,
-    answer_by: TokioInstant,
+    /// By when the receiver must have granted the handoff.
+    grant_by: TokioInstant,
 }
 
-/// Runs a handoff to its end. `stats` tells the cost, whatever the result.
-pub(super) async fn pump<F, O, I>(
+/// Runs a handoff to its end. `connect` gives a stream each time it is called. `stats` tells the cost, whatever the result.
+///
+/// A connection that dies before the receiver has granted anything may have been dead for long: the receiver was restarted.
+/// Then nothing is lost, and the handoff begins again on a new one, once.
+pub(super) async fn pump<C, F, O, I>(
     settings: &PushSettings,
-    connect: F,
+    mut connect: C,
     handoff: Handoff,
     mut items: mpsc::Receiver<Item>,
     stats: &mut TransferStats,
 ) -> Result<(), TransferError>
 where
+    C: FnMut() -> F,
     F: Future<Output = Result<(O, I), TransferError>>,
     O: Outgoing<PushMessage>,
     I: Incoming<PushReply>,
 {
     let Handoff { open, extent, deadline } = handoff;
-    let deadline = deadline.into();
-    let late = |unconfirmed| TransferError::Deadline { unconfirmed };
-    let (outgoing, incoming) = timeout_at(deadline, connect).await.map_err(|_| late(0))??;
-    let session = SendSession::new(open.ticket, open.epoch, settings.layout, extent, settings.limits);
-    let mut pump = Pump {
-        outgoing,
-        incoming,
-        session,
-        stats,
-        committed: false,
+    let mut session = SendSession::new(open.ticket, open.epoch, settings.layout, extent, settings.limits);
+    let mut wanted = None;
+    let mut may_redial = true;
+    let run = async {
+        loop {
+            let mut granted = false;
+            let result = match connect().await {
+                Ok((outgoing, incoming)) => {
+                    let (session, stats) = (&mut session, &mut *stats);
+                    let mut pump = Pump {
+                        outgoing,
+                        incoming,
+                        session,
+                        stats,
+                        granted,
+                        committed: false,
+                    };
+                    let result = pump
+                        .run(open.clone(), &mut items, &mut wanted, settings.commit_timeout)
+                        .await;
+                    granted = pump.granted;
+                    result
+                }
+                Err(error) => Err(error),
+            };
+            match result {
+                Err(TransferError::Lost { reason }) if may_redial && !granted => {
+                    tracing::info!(ticket = %open.ticket, reason, "connection was dead: dialling again");
+                    may_redial = false;
+                    session.rewind();
+                }
+                result => return result,
+            }
+        }
     };
-    let run = pump.run(open, &mut items, settings.commit_timeout);
-    let result = timeout_at(deadline, run).await;
-    result.unwrap_or_else(|_| Err(late(pump.session.unconfirmed())))
+    let result = timeout_at(deadline.into(), run).await;
+    result.unwrap_or_else(|_| {
+        Err(TransferError::Deadline {
+            unconfirmed: session.unconfirmed(),
+        })
+    })
 }
 
 struct Pump<'a, O, I> {
     outgoing: O,
     incoming: I,
-    session: SendSession,
+    session: &'a mut SendSession,
     stats: &'a mut TransferStats,
+    /// The receiver has answered: it knows the ticket.
+    granted: bool,
     /// The receiver has taken the sequence over.
     committed: bool,
 }
@@ -97,9 +136,11 @@ impl<O: Outgoing<PushMessage>, I: Incoming<PushReply>> Pump<'_, O, I> {
         &mut self,
         open: PushOpen,
         items: &mut mpsc::Receiver<Item>,
+        wanted: &mut Option<Wanted>,
         commit_timeout: Duration,
     ) -> Result<(), TransferError> {
-        let mut committing: Option<Committing> = None;
+        // When the commit was asked for, and by when it must be answered.
+        let mut committing: Option<(Instant, TokioInstant)> = None;
         self.send(PushMessage::Open(open), Bytes::new()).await?;
         loop {
             while !self.committed
@@ -110,28 +151,31 @@ impl<O: Outgoing<PushMessage>, I: Incoming<PushReply>> Pump<'_, O, I> {
                 self.send(PushMessage::Frame(frame.header), frame.payload).await?;
             }
             if self.committed {
-                let Some(Committing { called, .. }) = committing else {
-                    return Err(TransferError::Protocol {
-                        reason: "Committed came before Commit".to_owned(),
-                    });
-                };
-                self.stats.exposed = Clock.now().saturating_duration_since(called);
-                // The receiver needs nothing more from this stream, and may have stopped it.
-                if let Err(error) = self.outgoing.finish() {
-                    tracing::trace!(%error, "stream had ended before it was finished");
-                }
-                return Ok(());
+                return self.finish(committing.map(|(called, _)| called));
             }
-            let answer_by = committing.as_ref().map(|committing| committing.answer_by);
+            // Not before the grant: until then the handoff can begin again.
+            if self.granted
+                && let Some(Wanted {
+                    num_tokens,
+                    first_token,
+                    called,
+                    ..
+                }) = wanted.take()
+            {
+                let commit = self.session.commit(num_tokens, first_token)?;
+                self.send(PushMessage::Commit(commit), Bytes::new()).await?;
+                committing = Some((called, TokioInstant::from(Clock.now()) + commit_timeout));
+                continue;
+            }
+            let grant_by = wanted.as_ref().map(|wanted| wanted.grant_by);
+            let answer_by = committing.map(|(_, answer_by)| answer_by).or(grant_by);
             tokio::select! {
                 reply = self.incoming.next() => self.heed(reply)?,
-                item = items.recv(), if committing.is_none() => match item {
+                item = items.recv(), if committing.is_none() && wanted.is_none() => match item {
                     Some(Item::Piece { part, payload }) => self.session.push(part, &payload)?,
                     Some(Item::Commit { num_tokens, first_token, called }) => {
-                        let commit = self.session.commit(num_tokens, first_token)?;
-                        self.send(PushMessage::Commit(commit), Bytes::new()).await?;
-                        let answer_by = TokioInstant::from(Clock.now()) + commit_timeout;
-                        committing = Some(Committing { called, answer_by });
+                        let grant_by = TokioInstant::from(Clock.now()) + commit_timeout;
+                        *wanted = Some(Wanted { num_tokens, first_token, called, grant_by });
                     }
                     None => return Err(TransferError::Cancelled),
                 },
@@ -143,26 +187,45 @@ impl<O: Outgoing<PushMessage>, I: Incoming<PushReply>> Pump<'_, O, I> {
         }
     }
 
+    /// The receiver has taken over. It needs nothing more from this stream, and may have stopped it.
+    fn finish(&mut self, called: Option<Instant>) -> Result<(), TransferError> {
+        let Some(called) = called else {
+            return Err(TransferError::Protocol {
+                reason: "Committed came before Commit".to_owned(),
+            });
+        };
+        self.stats.exposed = Clock.now().saturating_duration_since(called);
+        if let Err(error) = self.outgoing.finish() {
+            tracing::trace!(%error, "stream had ended before it was finished");
+        }
+        Ok(())
+    }
+
     /// Sends a message and heeds replies meanwhile, so that a slow receiver can still refuse or ask.
     async fn send(&mut self, message: PushMessage, payload: Bytes) -> Result<(), TransferError> {
-        let Self {
-            outgoing,
-            incoming,
-            session,
-            stats,
-            committed,
-        } = self;
+        // While the message is on its way, replies are only collected: few come in so short a time.
+        let mut replies = Vec::new();
         let sent = {
+            let Self { outgoing, incoming, .. } = self;
             let sending = outgoing.send(message, payload);
             tokio::pin!(sending);
             loop {
                 tokio::select! {
                     biased;
                     sent = &mut sending => break sent,
-                    reply = incoming.next(), if !*committed => heed(session, stats, committed, reply)?,
+                    reply = incoming.next(), if replies.len() < MAX_COLLECTED => {
+                        let last = !matches!(reply, Ok(Some(PushReply::Received { .. } | PushReply::Resend { .. })));
+                        replies.push(reply);
+                        if last {
+                            break Ok(());
+                        }
+                    }
                 }
             }
         };
+        for reply in replies {
+            self.heed(reply)?;
+        }
         match sent {
             Ok(()) => Ok(()),
             Err(error @ FramingError::Reset { .. }) => self.reason(error).await,
@@ -171,7 +234,23 @@ impl<O: Outgoing<PushMessage>, I: Incoming<PushReply>> Pump<'_, O, I> {
     }
 
     fn heed(&mut self, reply: Result<Option<PushReply>, FramingError>) -> Result<(), TransferError> {
-        heed(&mut self.session, self.stats, &mut self.committed, reply)
+        let reply = reply?;
+        self.granted = true;
+        match reply {
+            Some(PushReply::Resend { number }) => {
+                self.session.on_resend(number)?;
+                self.stats.resent += 1;
+            }
+            Some(PushReply::Received { below }) => self.session.on_received(below)?,
+            Some(PushReply::Committed) => self.committed = true,
+            Some(PushReply::Refused { reason }) => return Err(TransferError::Refused { reason }),
+            None => {
+                return Err(TransferError::Protocol {
+                    reason: "replies ended without an answer".to_owned(),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// The receiver stopped the stream: the reason may still be on its way. It may be that it has all it needs.
@@ -185,29 +264,6 @@ impl<O: Outgoing<PushMessage>, I: Incoming<PushReply>> Pump<'_, O, I> {
         });
         reason.await.unwrap_or_else(|_| Err(stopped.into()))
     }
-}
-
-fn heed(
-    session: &mut SendSession,
-    stats: &mut TransferStats,
-    committed: &mut bool,
-    reply: Result<Option<PushReply>, FramingError>,
-) -> Result<(), TransferError> {
-    match reply? {
-        Some(PushReply::Resend { number }) => {
-            session.on_resend(number)?;
-            stats.resent += 1;
-        }
-        Some(PushReply::Received { below }) => session.on_received(below)?,
-        Some(PushReply::Committed) => *committed = true,
-        Some(PushReply::Refused { reason }) => return Err(TransferError::Refused { reason }),
-        None => {
-            return Err(TransferError::Protocol {
-                reason: "replies ended without an answer".to_owned(),
-            });
-        }
-    }
-    Ok(())
 }
 
 async fn until(deadline: Option<TokioInstant>) {

@@ -106,8 +106,9 @@ pub struct Push {
 }
 
 impl Push {
-    pub(super) fn spawn<F, O, I>(settings: PushSettings, connect: F, handoff: Handoff) -> Self
+    pub(super) fn spawn<C, F, O, I>(settings: PushSettings, connect: C, handoff: Handoff) -> Self
     where
+        C: FnMut() -> F + Send + 'static,
         F: Future<Output = Result<(O, I), TransferError>> + Send + 'static,
         O: Outgoing<PushMessage> + 'static,
         I: Incoming<PushReply> + 'static,

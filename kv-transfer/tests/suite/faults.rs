@@ -10,7 +10,7 @@ use kv_transfer::transport::faulty::{Faults, Faulty};
 use kv_transfer::transport::memory;
 
 use super::node::Node;
-use super::{EXTENT, LAYOUT, NUM_TOKENS, far, first_token, open, push_all, receiver, soon, transfer};
+use super::{EXTENT, LAYOUT, NUM_TOKENS, far, first_token, once, open, push_all, receiver, soon, transfer};
 
 async fn handoff(
     faults: Faults,
@@ -27,9 +27,7 @@ async fn handoff(
     };
     let settings = PushSettings::new(LAYOUT, &settings).expect("settings");
     let end = (Faulty::new(outgoing, faults, seed), replies);
-    let push = settings
-        .start(std::future::ready(Ok(end)), open(), EXTENT, far())
-        .expect("starts");
+    let push = settings.start(once(end), open(), EXTENT, far()).expect("starts");
     // A push that has failed meanwhile takes no more: the commit says why.
     let pushed = soon("room", push_all(&push, EXTENT)).await;
     let result = soon("the end", push.commit(NUM_TOKENS, first_token())).await;
@@ -94,7 +92,9 @@ async fn a_cut_ends_both_sides_and_frees_the_reservation() {
             }
             Err(error) => {
                 cut += 1;
-                assert!(matches!(error, TransferError::Lost { .. }), "seed {seed}: {error}");
+                // A stream that dies before the grant is replaced; there is no second one here.
+                let known = matches!(error, TransferError::Lost { .. } | TransferError::Link { .. });
+                assert!(known, "seed {seed}: {error}");
                 assert!(matches!(outcome, Outcome::Cancelled(_)), "seed {seed}: {outcome:?}");
                 assert_eq!((node.commits().len(), node.aborted()), (0, 1), "seed {seed}");
                 node.assert_clean();

@@ -239,6 +239,8 @@ async fn a_damaged_frame_is_asked_for_again_but_not_for_ever() {
         header: frames[0].header,
         payload: Bytes::from(vec![1; frames[0].payload.len()]),
     };
+    let granted = soon("the grant", rogue.end.1.next()).await.expect("a reply");
+    assert_eq!(granted, Some(PushReply::Received { below: 0 }));
     for _ in 0..8 {
         rogue.frame(&damaged).await;
         let reply = soon("the reply", rogue.end.1.next()).await.expect("a reply");

@@ -2,19 +2,20 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use config::TransferConfig;
 use kv_transfer::core::{Extent, SendError};
 use kv_transfer::error::TransferError;
 use kv_transfer::pusher::{PushError, PushSettings};
 use kv_transfer::receiver::Outcome;
-use kv_transfer::transport::{Incoming, memory};
+use kv_transfer::transport::{Incoming, Outgoing, memory};
 use protocol::control::HandoffStats;
-use protocol::transfer::PushMessage;
+use protocol::transfer::{PushMessage, PushReply};
 use runtime::clock::Clock;
 
 use super::node::{Node, Options};
 use super::{
-    EXTENT, LAYOUT, NUM_TOKENS, computed, far, first_token, in_memory, open, payload, push_all, refused, soon,
+    EXTENT, LAYOUT, NUM_TOKENS, computed, far, first_token, in_memory, once, open, payload, push_all, refused, soon,
     transfer, until,
 };
 
@@ -124,27 +125,72 @@ async fn committing_too_early_fails_and_frees_the_reservation() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_never_answers_the_commit_is_given_up() {
-    let (push_end, (_replies, mut messages)) = memory::stream(64);
-    let settings = TransferConfig {
-        commit_timeout_ms: 100,
-        ..transfer()
-    };
-    let settings = PushSettings::new(LAYOUT, &settings).expect("settings");
-    let push = settings
-        .start(std::future::ready(Ok(push_end)), open(), EXTENT, far())
-        .expect("starts");
-    push_all(&push, EXTENT).await.expect("taken");
-    let commit = tokio::spawn(push.commit(NUM_TOKENS, first_token()));
-    while !matches!(
-        soon("a message", messages.next()).await,
-        Ok(Some(PushMessage::Commit(_)))
-    ) {}
-    let error = soon("the error", commit)
-        .await
-        .expect("no panic")
-        .expect_err("no answer");
-    assert_eq!(error, TransferError::NoAnswer { after_ms: 100 });
+async fn a_receiver_that_never_answers_is_given_up() {
+    for grants in [false, true] {
+        let (push_end, (mut replies, mut messages)) = memory::stream(64);
+        let settings = TransferConfig {
+            commit_timeout_ms: 100,
+            ..transfer()
+        };
+        let settings = PushSettings::new(LAYOUT, &settings).expect("settings");
+        let push = settings.start(once(push_end), open(), EXTENT, far()).expect("starts");
+        push_all(&push, EXTENT).await.expect("taken");
+        if grants {
+            replies
+                .send(PushReply::Received { below: 0 }, Bytes::new())
+                .await
+                .expect("room");
+        }
+        let error = soon("the error", push.commit(NUM_TOKENS, first_token()))
+            .await
+            .expect_err("no answer");
+        assert_eq!(error, TransferError::NoAnswer { after_ms: 100 });
+        let mut commits = 0;
+        while let Ok(Some(message)) = soon("the end", messages.next()).await {
+            commits += u32::from(matches!(message, PushMessage::Commit(_)));
+        }
+        assert_eq!(commits, u32::from(grants), "no commit before the grant");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_was_dead_from_the_beginning_is_replaced_once() {
+    let node = Node::new();
+    let receiver = super::receiver(&node);
+    let settings = PushSettings::new(LAYOUT, &transfer()).expect("settings");
+    for dead in [1, 2] {
+        let mut streams = 0;
+        let receiver = receiver.clone();
+        let connect = move || {
+            streams += 1;
+            let (push_end, (outgoing, incoming)) = memory::stream(64);
+            if streams <= dead {
+                let lost = TransferError::Lost {
+                    reason: "restarted".to_owned(),
+                };
+                return std::future::ready(Err(lost));
+            }
+            let receiver = receiver.clone();
+            tokio::spawn(async move { receiver.handle(outgoing, incoming).await.0 });
+            std::future::ready(Ok(push_end))
+        };
+        let push = settings.start(connect, open(), EXTENT, far()).expect("starts");
+        let pushed = push_all(&push, EXTENT).await;
+        let result = soon("the end", push.commit(NUM_TOKENS, first_token())).await;
+        if dead == 1 {
+            pushed.expect("taken");
+            result.expect("committed");
+            node.assert_exact();
+        } else {
+            assert_eq!(
+                result,
+                Err(TransferError::Lost {
+                    reason: "restarted".to_owned()
+                })
+            );
+        }
+    }
+    assert_eq!((node.opened(), node.commits().len(), node.aborted()), (1, 1, 0));
 }
 
 #[tokio::test]
@@ -156,7 +202,7 @@ async fn everything_ends_at_the_jobs_deadline() {
     let settings = PushSettings::new(LAYOUT, &transfer()).expect("settings");
     let soon_over = Clock.now() + Duration::from_millis(100);
     let mut push = settings
-        .start(std::future::ready(Ok(push_end)), open(), EXTENT, soon_over)
+        .start(once(push_end), open(), EXTENT, soon_over)
         .expect("starts");
     let part = computed(EXTENT, 3)[0];
     push.staging().try_push(part, payload(&LAYOUT, part)).expect("room");
@@ -170,7 +216,7 @@ async fn everything_ends_at_the_jobs_deadline() {
     ));
     assert_eq!(node.aborted(), 1);
     // A connection that never comes about is no exception.
-    let never = std::future::pending::<Result<memory::PushEnd, TransferError>>();
+    let never = std::future::pending::<Result<memory::PushEnd, TransferError>>;
     let soon_over = Clock.now() + Duration::from_millis(100);
     let mut push = settings.start(never, open(), EXTENT, soon_over).expect("starts");
     assert_eq!(
@@ -194,9 +240,7 @@ async fn a_handoff_of_nothing_still_hands_over() {
     let receiver = super::receiver(&node);
     let task = tokio::spawn(async move { receiver.handle(outgoing, incoming).await.0 });
     let settings = PushSettings::new(LAYOUT, &transfer()).expect("settings");
-    let push = settings
-        .start(std::future::ready(Ok(push_end)), open(), extent, far())
-        .expect("starts");
+    let push = settings.start(once(push_end), open(), extent, far()).expect("starts");
     let stats = soon("the commit", push.commit(NUM_TOKENS, first_token()))
         .await
         .expect("committed");
@@ -208,7 +252,7 @@ async fn a_handoff_of_nothing_still_hands_over() {
 #[tokio::test]
 async fn extents_and_settings_that_cannot_work_are_refused_at_once() {
     let settings = PushSettings::new(LAYOUT, &transfer()).expect("settings");
-    let never = std::future::pending::<Result<memory::PushEnd, TransferError>>();
+    let never = std::future::pending::<Result<memory::PushEnd, TransferError>>;
     let wrong = Extent { layers: 4, ..EXTENT };
     let error = settings
         .start(never, open(), wrong, far())

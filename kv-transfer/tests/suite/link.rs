@@ -269,6 +269,66 @@ async fn a_prefill_node_that_vanishes_frees_the_reservation() {
 }
 
 #[tokio::test]
+async fn a_handoff_to_a_restarted_node_finds_it() {
+    let transfer = super::transfer();
+    let ca = Arc::new(CertificateAuthority::generate().expect("an authority"));
+    let prefill = endpoint(&ca, Role::Prefill, "p0", &transfer).await;
+    let pusher = Pusher::new(prefill, LAYOUT, &transfer).expect("settings");
+    // The first life of the decode node ends without a word.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("runtime");
+    let first = Node::new();
+    let (table, authority, settings) = (first.table(), Arc::clone(&ca), transfer.clone());
+    let begun = runtime.spawn(async move {
+        let decode = endpoint(&authority, Role::Decode, "d0", &settings).await;
+        serve(&decode, Receiver::new(table, FINGERPRINT, LAYOUT, &settings));
+        decode.local_addr().expect("bound")
+    });
+    let address = soon("the first life", begun).await.expect("no panic").to_string();
+    pusher
+        .warm(NodeId("d0".to_owned()), address.clone())
+        .await
+        .expect("dialled");
+    runtime.shutdown_background();
+    // The second one has the same name and port.
+    let second = Node::new();
+    let identity = ca
+        .issue(Role::Decode, &NodeId("d0".to_owned()))
+        .expect("issued")
+        .identity()
+        .expect("an identity");
+    let identity = Arc::new(identity);
+    let cluster = ClusterConfig::default();
+    let decode = soon("the port", async {
+        loop {
+            let bound = QuicEndpoint::bind(Arc::clone(&identity), &address, &cluster, &transfer).await;
+            match bound {
+                Ok(endpoint) => return Arc::new(endpoint),
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    })
+    .await;
+    serve(&decode, Receiver::new(second.table(), FINGERPRINT, LAYOUT, &transfer));
+    let target = HandoffTarget {
+        node: NodeId("d0".to_owned()),
+        address,
+        ticket: TICKET,
+        have_blocks: 2,
+    };
+    let push = pusher.open(&target, open(), EXTENT, far()).expect("starts");
+    push_all(&push, EXTENT).await.expect("taken");
+    soon("the commit", push.commit(NUM_TOKENS, first_token()))
+        .await
+        .expect("committed");
+    second.assert_exact();
+    assert_eq!((first.opened(), second.commits().len(), second.aborted()), (0, 1, 0));
+}
+
+#[tokio::test]
 async fn a_failed_dial_is_the_answer_to_all_who_wait_for_it() {
     let ca = CertificateAuthority::generate().expect("an authority");
     let transfer = super::transfer();

@@ -5,6 +5,7 @@ mod frames;
 mod handoff;
 mod link;
 mod node;
+mod properties;
 mod sessions;
 mod staging;
 
@@ -135,15 +136,23 @@ fn receiver(node: &Node) -> Receiver {
     Receiver::new(node.table(), FINGERPRINT, LAYOUT, &transfer())
 }
 
+/// Gives one end of a stream the first time it is called; the second time there is none.
+fn once<O, I>(end: (O, I)) -> impl FnMut() -> std::future::Ready<Result<(O, I), TransferError>> {
+    let mut end = Some(end);
+    move || {
+        std::future::ready(end.take().ok_or(TransferError::Link {
+            reason: "no second stream".to_owned(),
+        }))
+    }
+}
+
 /// Starts a push to `node` in memory; `capacity` messages fit into each direction.
 fn in_memory(node: &Node, capacity: usize) -> (Push, tokio::task::JoinHandle<Outcome>) {
     let (push_end, (outgoing, incoming)) = memory::stream(capacity);
     let receiver = receiver(node);
     let task = tokio::spawn(async move { receiver.handle(outgoing, incoming).await.0 });
     let settings = PushSettings::new(LAYOUT, &transfer()).expect("settings");
-    let push = settings
-        .start(std::future::ready(Ok(push_end)), open(), EXTENT, far())
-        .expect("starts");
+    let push = settings.start(once(push_end), open(), EXTENT, far()).expect("starts");
     (push, task)
 }
 

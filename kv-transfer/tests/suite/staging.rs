@@ -9,7 +9,9 @@ use kv_transfer::transport::{Incoming, memory};
 use protocol::transfer::PushMessage;
 
 use super::node::Node;
-use super::{EXTENT, LAYOUT, NUM_TOKENS, computed, far, first_token, open, payload, receiver, soon, transfer, until};
+use super::{
+    EXTENT, LAYOUT, NUM_TOKENS, computed, far, first_token, once, open, payload, receiver, soon, transfer, until,
+};
 
 const BLOCK: usize = 256;
 
@@ -24,9 +26,7 @@ async fn a_full_stage_says_so_and_empties_as_frames_arrive() {
     };
     let settings = PushSettings::new(LAYOUT, &settings).expect("settings");
     let (push_end, (outgoing, incoming)) = memory::stream(1);
-    let push = settings
-        .start(std::future::ready(Ok(push_end)), open(), EXTENT, far())
-        .expect("starts");
+    let push = settings.start(once(push_end), open(), EXTENT, far()).expect("starts");
     let handle = push.staging();
     let parts = computed(EXTENT, 3);
     // Nobody receives yet.
@@ -65,12 +65,8 @@ async fn the_budget_is_one_over_all_handoffs_and_a_dead_one_gives_it_back() {
     let settings = PushSettings::new(LAYOUT, &settings).expect("settings");
     let (one, _hold_one) = memory::stream(8);
     let (two, _hold_two) = memory::stream(8);
-    let one = settings
-        .start(std::future::ready(Ok(one)), open(), EXTENT, far())
-        .expect("starts");
-    let two = settings
-        .start(std::future::ready(Ok(two)), open(), EXTENT, far())
-        .expect("starts");
+    let one = settings.start(once(one), open(), EXTENT, far()).expect("starts");
+    let two = settings.start(once(two), open(), EXTENT, far()).expect("starts");
     let part = computed(EXTENT, 3)[0];
     one.staging().try_push(part, payload(&LAYOUT, part)).expect("room");
     let handle = two.staging();
@@ -99,9 +95,7 @@ async fn pieces_that_can_never_go_are_refused_with_the_reason() {
     };
     let settings = PushSettings::new(LAYOUT, &settings).expect("settings");
     let (end, _hold) = memory::stream(8);
-    let push = settings
-        .start(std::future::ready(Ok(end)), open(), EXTENT, far())
-        .expect("starts");
+    let push = settings.start(once(end), open(), EXTENT, far()).expect("starts");
     let handle = push.staging();
     let large = Part {
         first_layer: 0,
@@ -162,9 +156,7 @@ async fn payload_bytes_are_not_copied_on_their_way_to_the_transport() {
     let ((_, replies), _hold) = memory::stream(8);
     let seen = std::sync::Arc::default();
     let end = (Seen(std::sync::Arc::clone(&seen)), replies);
-    let push = settings
-        .start(std::future::ready(Ok(end)), open(), EXTENT, far())
-        .expect("starts");
+    let push = settings.start(once(end), open(), EXTENT, far()).expect("starts");
     let part = Part {
         first_layer: 0,
         layers: 5,
