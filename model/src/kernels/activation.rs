@@ -91,7 +91,7 @@ impl Kernel for GatedActivation<'_> {
             let g: S = load_part(self.gate, at);
             let exponent = if self.tanh {
                 // -2 sqrt(2/pi) (g + 0.044715 g^3) = g (a + b g^2)
-                let (a, b) = (S::splat(-1.595_769_1), S::splat(-0.071_354_814));
+                let (a, b) = (S::splat(-1.595_769_2), S::splat(-0.071_354_814));
                 g.mul(g.mul(g).fma(b, a))
             } else {
                 S::splat(0.0).sub(g)

@@ -148,33 +148,44 @@ impl<'kv> UnitKernel<'_, 'kv> {
         self.scratch.out[..self.scratch.state.len() * lines].fill(Line([0.0; LANES]));
     }
 
-    /// The block of a position, and its slot there.
+    /// The block of the first of some positions, the slots there that belong to them, and the rest of the positions.
     #[inline(always)]
-    fn block(&self, position: usize) -> (&'kv [u8], usize) {
+    fn next_block(&self, positions: Range<usize>) -> (&'kv [u8], Range<usize>, Range<usize>) {
         let size = self.attention.shape.kv.block_tokens;
-        let id = self.attention.sequences[self.unit.sequence].blocks[position / size];
-        ((self.attention.kv)(id), position % size)
+        let id = self.attention.sequences[self.unit.sequence].blocks[positions.start / size];
+        let slot = positions.start % size;
+        let count = positions.len().min(size - slot);
+        (
+            (self.attention.kv)(id),
+            slot..slot + count,
+            positions.start + count..positions.end,
+        )
     }
 
     /// Keys of a chunk as tiles of 16 keys, transposed; keys not in `keys` become zeros, which nobody reads.
     #[inline(always)]
     fn load_keys<S: Lanes>(&mut self, base: usize, keys: Range<usize>) {
-        let (kv, dim, padded) = (&self.attention.shape.kv, self.dim(), self.padded());
+        let (kv, padded) = (&self.attention.shape.kv, self.padded());
         for tile in (keys.start - base) / LANES..(keys.end - base).div_ceil(LANES) {
             let first = base + tile * LANES;
             let mut rows: [&[u8]; LANES] = [&[]; LANES];
-            for position in keys.start.max(first)..keys.end.min(first + LANES) {
-                let (block, slot) = self.block(position);
-                rows[position - first] = kv.key(block, self.unit.kv_head, slot);
+            let mut positions = keys.start.max(first)..keys.end.min(first + LANES);
+            while !positions.is_empty() {
+                let at = positions.start - first;
+                let (block, slots, rest) = self.next_block(positions);
+                for (row, key) in rows[at..].iter_mut().zip(kv.keys(block, self.unit.kv_head, slots)) {
+                    *row = key;
+                }
+                positions = rest;
             }
-            for d in (0..dim).step_by(LANES) {
+            let lines = &mut self.scratch.keys[tile * padded..][..padded];
+            for (i, lines) in lines.chunks_exact_mut(LANES).enumerate() {
                 let mut part = [S::splat(0.0); LANES];
                 for (part, row) in part.iter_mut().zip(rows) {
                     if !row.is_empty() {
-                        *part = load_row(kv.dtype, row, d);
+                        *part = load_row(kv.dtype, row, i * LANES);
                     }
                 }
-                let lines = &mut self.scratch.keys[tile * padded + d..][..LANES];
                 for (line, column) in lines.iter_mut().zip(S::transpose(part)) {
                     line.0 = column.to_array();
                 }
@@ -186,13 +197,17 @@ impl<'kv> UnitKernel<'_, 'kv> {
     #[inline(always)]
     fn load_values<S: Lanes>(&mut self, base: usize, keys: Range<usize>) {
         let (kv, lines) = (&self.attention.shape.kv, self.padded() / LANES);
-        for position in keys {
-            let (block, slot) = self.block(position);
-            let row = kv.value(block, self.unit.kv_head, slot);
-            let values = &mut self.scratch.values[(position - base) * lines..][..lines];
-            for (i, line) in values.iter_mut().enumerate() {
-                line.0 = load_row::<S>(kv.dtype, row, i * LANES).to_array();
+        let mut positions = keys;
+        while !positions.is_empty() {
+            let at = positions.start - base;
+            let (block, slots, rest) = self.next_block(positions);
+            let values = self.scratch.values[at * lines..].chunks_exact_mut(lines);
+            for (lines, row) in values.zip(kv.values(block, self.unit.kv_head, slots)) {
+                for (i, line) in lines.iter_mut().enumerate() {
+                    line.0 = load_row::<S>(kv.dtype, row, i * LANES).to_array();
+                }
             }
+            positions = rest;
         }
     }
 
@@ -253,6 +268,7 @@ impl<'kv> UnitKernel<'_, 'kv> {
             y: scratch.scores[tiles.start..].as_mut_ptr().cast(),
             y_row: CHUNK,
             accumulate: false,
+            prefetch: false,
         };
         // SAFETY: the slices above cover tiles and query rows; `scores` has GROUP rows of CHUNK, and at most GROUP
         // rows and CHUNK / 16 tiles are asked for.
@@ -288,7 +304,7 @@ impl<'kv> UnitKernel<'_, 'kv> {
         let correction = exp(S::splat(old - max));
         let factor = correction.to_array()[0];
         self.scratch.state[query_row] = (max, sum.mul_add(factor, added.sum()));
-        #[allow(clippy::float_cmp, reason = "exactly 1 changes nothing, so the work can be left out")]
+        // Times exactly 1 changes nothing, so the work can be left out.
         if factor != 1.0 {
             let lines = self.padded() / LANES;
             for line in &mut self.scratch.out[query_row * lines..][..lines] {
@@ -321,6 +337,7 @@ impl<'kv> UnitKernel<'_, 'kv> {
                 .cast(),
             y_row: padded,
             accumulate: true,
+            prefetch: false,
         };
         // SAFETY: the slices above cover the keys' values, the rows' weights and the rows' outputs.
         unsafe { product.run::<S>(rows.len(), lines) };

@@ -22,6 +22,8 @@ pub(super) struct Product {
     pub(super) y_row: usize,
     /// Go on from what is in y instead of from zero.
     pub(super) accumulate: bool,
+    /// Ask for the weights of the next tiles while working on these.
+    pub(super) prefetch: bool,
 }
 
 impl Product {
@@ -32,6 +34,7 @@ impl Product {
             w: self.w.wrapping_add(tile * self.w_tile),
             x: self.x.wrapping_add(row * self.x_row),
             y: self.y.wrapping_add(row * self.y_row + tile * LANES),
+            prefetch: self.prefetch && row == 0,
             ..*self
         }
     }
@@ -45,7 +48,11 @@ impl Product {
     pub(super) unsafe fn run<S: Lanes>(&self, rows: usize, tiles: usize) {
         let mut tile = 0;
         // With few rows, more tiles side by side keep as many accumulators busy.
-        let wide = if rows == 1 { 4 * S::TILES } else { S::TILES };
+        let wide = match rows {
+            1 => 4 * S::TILES,
+            2..=4 => 2 * S::TILES,
+            _ => S::TILES,
+        };
         while tile < tiles {
             let width = if tile + wide <= tiles {
                 wide
@@ -72,6 +79,9 @@ impl Product {
             match (rows, tiles) {
                 (1, 8) => self.register_tile::<S, 1, 8>(),
                 (1, 4) => self.register_tile::<S, 1, 4>(),
+                (2, 4) => self.register_tile::<S, 2, 4>(),
+                (3, 4) => self.register_tile::<S, 3, 4>(),
+                (4, 4) => self.register_tile::<S, 4, 4>(),
                 (1, 2) => self.register_tile::<S, 1, 2>(),
                 (2, 2) => self.register_tile::<S, 2, 2>(),
                 (3, 2) => self.register_tile::<S, 3, 2>(),
@@ -111,17 +121,22 @@ impl Product {
                     }
                 }
             }
-            for i in 0..self.k {
-                let mut w = [S::splat(0.0); T];
-                for (t, w) in w.iter_mut().enumerate() {
-                    *w = S::load(self.w.add(t * self.w_tile + i * self.w_k));
+            let (mut w, mut x) = (self.w, self.x);
+            for _ in 0..self.k {
+                let mut columns = [S::splat(0.0); T];
+                for (t, columns) in columns.iter_mut().enumerate() {
+                    *columns = S::load(w.add(t * self.w_tile));
+                    if self.prefetch {
+                        S::prefetch(w.wrapping_add((T + t) * self.w_tile).cast());
+                    }
                 }
                 for (r, acc) in acc.iter_mut().enumerate() {
-                    let x = S::splat(*self.x.add(r * self.x_row + i));
-                    for (acc, w) in acc.iter_mut().zip(w) {
+                    let x = S::splat(*x.add(r * self.x_row));
+                    for (acc, w) in acc.iter_mut().zip(columns) {
                         *acc = w.fma(x, *acc);
                     }
                 }
+                (w, x) = (w.wrapping_add(self.w_k), x.wrapping_add(1));
             }
             for (r, acc) in acc.iter().enumerate() {
                 for (t, acc) in acc.iter().enumerate() {

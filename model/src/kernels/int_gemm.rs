@@ -8,8 +8,6 @@
     reason = "a register tile reads and writes with strides, through pointers"
 )]
 
-use std::array::from_fn;
-
 use super::lanes::{IntLanes, LANES};
 use super::math::ROUND;
 use super::pack::{BLOCK, Q4Tile, Q8Scales, Q8Tile};
@@ -49,37 +47,46 @@ impl Int8Block {
         } else {
             (f32::NAN, 0.0)
         };
-        let qs: [i32; BLOCK] = from_fn(|i| {
-            let shifted = if d.is_nan() { ROUND } else { x[i] * inverse + ROUND };
-            shifted.to_bits().cast_signed() - ROUND.to_bits().cast_signed()
-        });
-        let sum = qs.iter().sum::<i32>();
-        #[allow(clippy::cast_possible_truncation, reason = "|q| <= 127 by the choice of the scale")]
-        let bytes = qs.map(|q| q as i8);
-        #[allow(clippy::cast_precision_loss, reason = "at most 32 * 127")]
-        Self {
-            qs: bytes,
-            d,
-            scaled_sum: d * sum as f32,
-            sum,
+        let (mut qs, mut sum) = ([0i8; BLOCK], 0i32);
+        if !d.is_nan() {
+            for (q, x) in qs.iter_mut().zip(x) {
+                let shifted = x * inverse + ROUND;
+                // |q| <= 127 by the choice of the scale.
+                let value = shifted.to_bits().wrapping_sub(ROUND.to_bits()).cast_signed();
+                *q = value as i8;
+                sum = sum.wrapping_add(value);
+            }
         }
+        let scaled_sum = d * sum as f32;
+        Self { qs, d, scaled_sum, sum }
     }
+}
+
+/// Rows whose blocks lie side by side, so that a register tile finds its rows at fixed distances.
+pub(super) const GROUP: usize = 8;
+
+/// Index of a row's block among the activations, which are in the order (group of rows, block, row of the group).
+#[inline(always)]
+pub(super) fn block_index(row: usize, block: usize, blocks: usize) -> usize {
+    (row / GROUP * blocks + block) * GROUP + row % GROUP
 }
 
 /// Quantised tiles by pointer: what the register tile reads of its weights.
 pub(super) trait Weights: Copy {
-    /// Sums of products of tile `at` with the activations of M rows, and their combination with the scales:
-    /// acc\[r\] += ...
+    /// Adds the products of one block of M rows with T tiles, `at`, `at + stride`, ..., combined with the scales.
     ///
     /// # Safety
-    /// `at` must be a tile of the matrix; `x` must point to M blocks, `x_row` apart.
-    unsafe fn add_tile<S: IntLanes, const M: usize>(
+    /// The tiles must be in the matrix; `x` must point to M blocks.
+    unsafe fn add_block<S: IntLanes, const M: usize, const T: usize>(
         self,
         at: usize,
+        stride: usize,
         x: *const Int8Block,
-        x_row: usize,
-        acc: [&mut S; M],
+        acc: &mut [[S; T]; M],
     );
+
+    /// Asks for the cache lines of tile `at`, which may lie beyond the last.
+    fn prefetch<S: IntLanes>(self, at: usize);
 }
 
 /// Q4_0 and Q4_1.
@@ -102,60 +109,96 @@ unsafe fn four(x: *const Int8Block, g: usize) -> i32 {
 
 impl Weights for Q4Weights {
     #[inline(always)]
-    unsafe fn add_tile<S: IntLanes, const M: usize>(
+    unsafe fn add_block<S: IntLanes, const M: usize, const T: usize>(
         self,
         at: usize,
+        stride: usize,
         x: *const Int8Block,
-        x_row: usize,
-        acc: [&mut S; M],
+        acc: &mut [[S; T]; M],
     ) {
-        // SAFETY: the caller vouches for the tile and the blocks; tiles are aligned to 64.
+        // SAFETY: the caller vouches for the tiles and the blocks; tiles are aligned to 64.
         unsafe {
-            let tile = self.0.add(at);
-            let mut dots = [S::int_zero(); M];
+            let first = self.0.wrapping_add(at);
+            let mut dots = [[S::int_zero(); T]; M];
             for g in 0..4 {
-                let bytes = S::load_bytes((&raw const (*tile).qs).cast::<u8>().add(64 * g));
-                let (low, high) = (S::low_nibbles(bytes), S::high_nibbles(bytes));
-                for (r, dot) in dots.iter_mut().enumerate() {
-                    *dot = S::dot_nibbles(*dot, low, four(x.add(r * x_row), g));
-                    *dot = S::dot_nibbles(*dot, high, four(x.add(r * x_row), 4 + g));
+                let mut bytes = [S::no_bytes(); T];
+                for (t, bytes) in bytes.iter_mut().enumerate() {
+                    *bytes = S::load_bytes(first.wrapping_add(t * stride).cast::<u8>().add(64 * g));
+                }
+                for (r, dots) in dots.iter_mut().enumerate() {
+                    let (low, high) = (four(x.add(r), g), four(x.add(r), 4 + g));
+                    for (dot, bytes) in dots.iter_mut().zip(bytes) {
+                        *dot = S::dot_nibbles(*dot, S::low_nibbles(bytes), low);
+                        *dot = S::dot_nibbles(*dot, S::high_nibbles(bytes), high);
+                    }
                 }
             }
-            let d = S::load_f16((&raw const (*tile).d).cast());
-            let min = S::load_f16((&raw const (*tile).min).cast());
-            for (r, acc) in acc.into_iter().enumerate() {
-                let x = x.add(r * x_row);
-                *acc = S::to_f32(dots[r]).mul(d).fma(S::splat((*x).d), *acc);
-                *acc = min.fma(S::splat((*x).scaled_sum), *acc);
+            for t in 0..T {
+                let tile = first.wrapping_add(t * stride);
+                let d = S::load_f16((&raw const (*tile).d).cast());
+                let min = S::load_f16((&raw const (*tile).min).cast());
+                for r in 0..M {
+                    let x = x.add(r);
+                    let acc = &mut acc[r][t];
+                    *acc = S::to_f32(dots[r][t]).mul(d).fma(S::splat((*x).d), *acc);
+                    *acc = min.fma(S::splat((*x).scaled_sum), *acc);
+                }
             }
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch<S: IntLanes>(self, at: usize) {
+        for line in 0..size_of::<Q4Tile>() / 64 {
+            S::prefetch(self.0.wrapping_add(at).cast::<u8>().wrapping_add(64 * line));
         }
     }
 }
 
 impl Weights for Q8Weights {
     #[inline(always)]
-    unsafe fn add_tile<S: IntLanes, const M: usize>(
+    unsafe fn add_block<S: IntLanes, const M: usize, const T: usize>(
         self,
         at: usize,
+        stride: usize,
         x: *const Int8Block,
-        x_row: usize,
-        acc: [&mut S; M],
+        acc: &mut [[S; T]; M],
     ) {
-        // SAFETY: the caller vouches for the tile and the blocks; tiles are aligned to 64.
+        // SAFETY: the caller vouches for the tiles and the blocks; tiles are aligned to 64.
         unsafe {
-            let tile = self.0.add(at);
-            let mut dots: [S::Int; M] = from_fn(|r| S::offset_start((*x.add(r * x_row)).sum));
+            let first = self.0.wrapping_add(at);
+            let mut dots = [[S::int_zero(); T]; M];
+            for (r, dots) in dots.iter_mut().enumerate() {
+                *dots = [S::offset_start((*x.add(r)).sum); T];
+            }
             for g in 0..8 {
-                let bytes = S::load_bytes(tile.cast::<u8>().add(64 * g));
-                for (r, dot) in dots.iter_mut().enumerate() {
-                    *dot = S::dot_offset(*dot, bytes, four(x.add(r * x_row), g));
+                let mut bytes = [S::no_bytes(); T];
+                for (t, bytes) in bytes.iter_mut().enumerate() {
+                    *bytes = S::load_bytes(first.wrapping_add(t * stride).cast::<u8>().add(64 * g));
+                }
+                for (r, dots) in dots.iter_mut().enumerate() {
+                    let four = four(x.add(r), g);
+                    for (dot, bytes) in dots.iter_mut().zip(bytes) {
+                        *dot = S::dot_offset(*dot, bytes, four);
+                    }
                 }
             }
-            let d = S::load_f16(self.1.add(at).cast());
-            for (r, acc) in acc.into_iter().enumerate() {
-                *acc = S::to_f32(dots[r]).mul(d).fma(S::splat((*x.add(r * x_row)).d), *acc);
+            for t in 0..T {
+                let d = S::load_f16(self.1.wrapping_add(at).wrapping_add(t * stride).cast());
+                for r in 0..M {
+                    let acc = &mut acc[r][t];
+                    *acc = S::to_f32(dots[r][t]).mul(d).fma(S::splat((*x.add(r)).d), *acc);
+                }
             }
         }
+    }
+
+    #[inline(always)]
+    fn prefetch<S: IntLanes>(self, at: usize) {
+        for line in 0..size_of::<Q8Tile>() / 64 {
+            S::prefetch(self.0.wrapping_add(at).cast::<u8>().wrapping_add(64 * line));
+        }
+        S::prefetch(self.1.wrapping_add(at).cast());
     }
 }
 
@@ -167,10 +210,15 @@ pub(super) struct IntProduct<W> {
     pub(super) tile: usize,
     /// Blocks of k.
     pub(super) blocks: usize,
+    /// All activations; see [`block_index`].
     pub(super) x: *const Int8Block,
+    /// First row, a multiple of [`GROUP`].
+    pub(super) row: usize,
     /// Where the first tile's first row goes.
     pub(super) y: *mut f32,
     pub(super) y_row: usize,
+    /// Ask for the weights of the next tiles while working on these.
+    pub(super) prefetch: bool,
 }
 
 impl<W: Weights> IntProduct<W> {
@@ -179,8 +227,9 @@ impl<W: Weights> IntProduct<W> {
     fn at(&self, row: usize, tile: usize) -> Self {
         Self {
             tile: self.tile + tile,
-            x: self.x.wrapping_add(row * self.blocks),
+            row: self.row + row,
             y: self.y.wrapping_add(row * self.y_row + tile * LANES),
+            prefetch: self.prefetch && row == 0,
             ..*self
         }
     }
@@ -193,16 +242,17 @@ impl<W: Weights> IntProduct<W> {
     pub(super) unsafe fn run<S: IntLanes>(&self, rows: usize, tiles: usize) {
         let mut tile = 0;
         // With few rows, more tiles side by side keep as many accumulators busy.
-        let wide = if rows == 1 { 4 } else { S::TILES };
+        let wide = if rows == 1 { 4 } else { S::INT_TILES };
         while tile < tiles {
             let width = if tile + wide <= tiles {
                 wide
             } else {
-                S::TILES.min(tiles - tile)
+                S::INT_TILES.min(tiles - tile)
             };
             let mut row = 0;
             while row < rows {
-                let height = S::INT_ROWS.min(rows - row);
+                // Not beyond a group's end.
+                let height = S::INT_ROWS.min(rows - row).min(GROUP - row % GROUP);
                 // SAFETY: rows and tiles stay within those the caller vouches for.
                 unsafe { self.at(row, tile).block::<S>(height, width) };
                 row += height;
@@ -223,17 +273,10 @@ impl<W: Weights> IntProduct<W> {
                 (2, 2) => self.register_tile::<S, 2, 2>(),
                 (3, 2) => self.register_tile::<S, 3, 2>(),
                 (4, 2) => self.register_tile::<S, 4, 2>(),
-                (5, 2) => self.register_tile::<S, 5, 2>(),
-                (6, 2) => self.register_tile::<S, 6, 2>(),
-                (7, 2) => self.register_tile::<S, 7, 2>(),
-                (8, 2) => self.register_tile::<S, 8, 2>(),
                 (1, 1) => self.register_tile::<S, 1, 1>(),
                 (2, 1) => self.register_tile::<S, 2, 1>(),
                 (3, 1) => self.register_tile::<S, 3, 1>(),
                 (4, 1) => self.register_tile::<S, 4, 1>(),
-                (5, 1) => self.register_tile::<S, 5, 1>(),
-                (6, 1) => self.register_tile::<S, 6, 1>(),
-                (7, 1) => self.register_tile::<S, 7, 1>(),
                 (8, 1) => self.register_tile::<S, 8, 1>(),
                 (rows, tiles) => {
                     for (row, tile) in (0..rows).flat_map(|r| (0..tiles).map(move |t| (r, t))) {
@@ -245,19 +288,24 @@ impl<W: Weights> IntProduct<W> {
     }
 
     /// # Safety
-    /// As [`IntProduct::run`], for M rows and T tiles.
+    /// As [`IntProduct::run`], for M rows of one group and T tiles.
     #[inline(always)]
     unsafe fn register_tile<S: IntLanes, const M: usize, const T: usize>(&self) {
-        let mut acc = [[S::splat(0.0); M]; T];
-        for b in 0..self.blocks {
-            for (t, acc) in acc.iter_mut().enumerate() {
-                let at = (self.tile + t) * self.blocks + b;
-                // SAFETY: tile and blocks are among those the caller vouches for.
-                unsafe { self.w.add_tile::<S, M>(at, self.x.add(b), self.blocks, acc.each_mut()) };
+        let mut acc = [[S::splat(0.0); T]; M];
+        let mut x = self.x.wrapping_add(block_index(self.row, 0, self.blocks));
+        let first = self.tile * self.blocks;
+        for at in first..first + self.blocks {
+            if self.prefetch {
+                for t in T..2 * T {
+                    self.w.prefetch::<S>(at + t * self.blocks);
+                }
             }
+            // SAFETY: tiles and rows are among those the caller vouches for.
+            unsafe { self.w.add_block::<S, M, T>(at, self.blocks, x, &mut acc) };
+            x = x.wrapping_add(GROUP);
         }
-        for (t, acc) in acc.iter().enumerate() {
-            for (r, acc) in acc.iter().enumerate() {
+        for (r, acc) in acc.iter().enumerate() {
+            for (t, acc) in acc.iter().enumerate() {
                 // SAFETY: row r and tile t are among those the caller vouches for.
                 unsafe { acc.store(self.y.add(r * self.y_row + t * LANES)) };
             }

@@ -1,6 +1,9 @@
 //! The bytes of a KV block in one layer: K then V, each \[kv head\]\[token\]\[dim\], little-endian.
 #![allow(unsafe_code, reason = "vectors are read from and written to bytes")]
 
+use std::ops::Range;
+use std::slice::ChunksExact;
+
 use protocol::kv::{KvDtype, KvLayout};
 
 use super::KernelError;
@@ -53,16 +56,17 @@ impl KvShape {
         (kv_head * self.block_tokens + slot) * self.row_bytes()
     }
 
-    /// A token's key in a block.
+    /// Keys of `slots` tokens in a block, one row after another.
     #[inline(always)]
-    pub(super) fn key<'a>(&self, block: &'a [u8], kv_head: usize, slot: usize) -> &'a [u8] {
-        &block[self.key_at(kv_head, slot)..][..self.row_bytes()]
+    pub(super) fn keys<'a>(&self, block: &'a [u8], kv_head: usize, slots: Range<usize>) -> ChunksExact<'a, u8> {
+        let bytes = &block[self.key_at(kv_head, slots.start)..self.key_at(kv_head, slots.end)];
+        bytes.chunks_exact(self.row_bytes())
     }
 
-    /// A token's value in a block.
+    /// Values of `slots` tokens in a block, one row after another.
     #[inline(always)]
-    pub(super) fn value<'a>(&self, block: &'a [u8], kv_head: usize, slot: usize) -> &'a [u8] {
-        &block[self.half_bytes() + self.key_at(kv_head, slot)..][..self.row_bytes()]
+    pub(super) fn values<'a>(&self, block: &'a [u8], kv_head: usize, slots: Range<usize>) -> ChunksExact<'a, u8> {
+        self.keys(&block[self.half_bytes()..], kv_head, slots)
     }
 }
 
@@ -148,15 +152,22 @@ fn store_row<S: Lanes>(dtype: KvDtype, row: &[f32], bytes: &mut [u8]) {
 #[inline(always)]
 pub(super) fn load_row<S: Lanes>(dtype: KvDtype, row: &[u8], at: usize) -> S {
     let bytes = &row[at * dtype.size()..];
-    let mut padded = [0u8; LANES * 4];
-    let step = LANES * dtype.size();
-    let p = if bytes.len() >= step {
-        bytes.as_ptr()
+    if bytes.len() >= LANES * dtype.size() {
+        // SAFETY: 16 elements follow.
+        unsafe { load(dtype, bytes.as_ptr()) }
     } else {
+        let mut padded = [0u8; LANES * 4];
         padded[..bytes.len()].copy_from_slice(bytes);
-        padded.as_ptr()
-    };
-    // SAFETY: at least 16 elements follow `p`, in the row or in the buffer; loads need no alignment.
+        // SAFETY: the buffer has room for 16 of the widest elements.
+        unsafe { load(dtype, padded.as_ptr()) }
+    }
+}
+
+/// # Safety
+/// `p` must be good for reading 16 elements; no alignment is needed.
+#[inline(always)]
+unsafe fn load<S: Lanes>(dtype: KvDtype, p: *const u8) -> S {
+    // SAFETY: passed on from the caller.
     unsafe {
         match dtype {
             KvDtype::F16 => S::load_f16(p),

@@ -53,6 +53,10 @@ pub(super) trait Lanes: Copy {
     /// 2^n, where the low bits of the lanes are those of `1.5 * 2^23 + n`, -126 <= n <= 127. Any bits otherwise.
     fn pow2_of_shifted(self) -> Self;
 
+    /// Asks for the cache line at `p`, which may lie anywhere.
+    #[inline(always)]
+    fn prefetch(_p: *const u8) {}
+
     /// Transposes 16 vectors of 16 lanes.
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
@@ -103,10 +107,14 @@ pub(super) trait IntLanes: Lanes {
     type Bytes: Copy;
     /// Most rows of a register tile of integer products.
     const INT_ROWS: usize;
+    /// Tiles of 16 columns in such a register tile.
+    const INT_TILES: usize;
 
     /// # Safety
     /// `p` must be good for reading 64 bytes and aligned to 64.
     unsafe fn load_bytes(p: *const u8) -> Self::Bytes;
+    /// Any bytes.
+    fn no_bytes() -> Self::Bytes;
     fn low_nibbles(b: Self::Bytes) -> Self::Bytes;
     fn high_nibbles(b: Self::Bytes) -> Self::Bytes;
     fn int_zero() -> Self::Int;
@@ -205,11 +213,16 @@ impl IntLanes for Portable {
     type Int = [i32; LANES];
     type Bytes = [u8; 64];
     const INT_ROWS: usize = 4;
+    const INT_TILES: usize = 1;
 
     #[inline(always)]
     unsafe fn load_bytes(p: *const u8) -> [u8; 64] {
         // SAFETY: the caller vouches for 64 bytes.
         unsafe { p.cast::<[u8; 64]>().read() }
+    }
+    #[inline(always)]
+    fn no_bytes() -> [u8; 64] {
+        [0; 64]
     }
     #[inline(always)]
     fn low_nibbles(b: [u8; 64]) -> [u8; 64] {

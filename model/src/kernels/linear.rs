@@ -13,7 +13,7 @@ use super::cpu::Cpu;
 use super::dispatch::{self, IntKernel, Kernel};
 use super::gemm::Product;
 use super::ggml::GgmlType;
-use super::int_gemm::{Int8Block, IntProduct, Q4Weights, Q8Weights, Weights};
+use super::int_gemm::{GROUP, Int8Block, IntProduct, Q4Weights, Q8Weights, Weights, block_index};
 use super::lanes::{IntLanes, LANES, Lanes};
 use super::pack::{BLOCK, Line, Packed, pack_dequantised, pack_f32, pack_q4, pack_q8};
 
@@ -151,7 +151,7 @@ pub fn forward_many(
         .iter()
         .any(|(linear, _)| !matches!(linear.packed, Packed::F32(_)))
     {
-        quantise(cpu, x, &mut scratch.activations);
+        quantise(cpu, x, m, &mut scratch.activations);
     }
     for (linear, y) in products {
         let y = Output(y.as_mut_ptr());
@@ -256,6 +256,7 @@ impl<S: Lanes> Tiles<S> for Floats<'_> {
             y: y.0,
             y_row: y.1,
             accumulate: false,
+            prefetch: true,
         };
         // SAFETY: the slices above have the rows and tiles; the caller vouches for y.
         unsafe { product.run::<S>(rows.len(), tiles.len()) };
@@ -268,16 +269,21 @@ impl<S: IntLanes, W: Weights> Tiles<S> for Quants<W> {
     #[inline(always)]
     unsafe fn product(&self, part: &Part<'_>, y: (*mut f32, usize), tiles: Range<usize>, rows: Range<usize>) {
         let blocks = part.linear.k / BLOCK;
-        let x = part.blocks[rows.start * blocks..rows.end * blocks].as_ptr();
+        assert!(
+            part.blocks.len() >= rows.end.next_multiple_of(GROUP) * blocks,
+            "all rows were rounded to int8"
+        );
         let product = IntProduct {
             w: self.0,
             tile: tiles.start,
             blocks,
-            x,
+            x: part.blocks.as_ptr(),
+            row: rows.start,
             y: y.0,
             y_row: y.1,
+            prefetch: true,
         };
-        // SAFETY: the slice above has the rows; the matrix has the tiles, since `forward_many` splits those it has;
+        // SAFETY: there are blocks of the rows; the matrix has the tiles, since `forward_many` splits those it has;
         // the caller vouches for y.
         unsafe { product.run::<S>(rows.len(), tiles.len()) };
     }
@@ -307,20 +313,29 @@ impl IntKernel for Part<'_> {
     }
 }
 
-/// Rounds rows to int8 blocks.
-fn quantise(cpu: &Cpu, x: &[f32], out: &mut Vec<Int8Block>) {
-    struct Quantise<'a>(&'a [f32], &'a mut [Int8Block]);
+/// Rounds `m` rows to int8 blocks.
+fn quantise(cpu: &Cpu, x: &[f32], m: usize, out: &mut Vec<Int8Block>) {
+    struct Quantise<'a> {
+        x: &'a [f32],
+        blocks: usize,
+        out: &'a mut [Int8Block],
+    }
     impl Kernel for Quantise<'_> {
         type Output = ();
         #[inline(always)]
         fn run<S: Lanes>(self) {
-            let (blocks, _) = self.0.as_chunks::<BLOCK>();
-            for (x, out) in blocks.iter().zip(self.1) {
-                *out = Int8Block::new(x);
+            let (x, _) = self.x.as_chunks::<BLOCK>();
+            for (row, x) in x.chunks_exact(self.blocks).enumerate() {
+                for (block, x) in x.iter().enumerate() {
+                    self.out[block_index(row, block, self.blocks)] = Int8Block::new(x);
+                }
             }
         }
     }
-    out.clear();
-    out.resize(x.len() / BLOCK, Int8Block::ZERO);
-    dispatch::run(cpu, Quantise(x, out));
+    let blocks = x.len() / m / BLOCK;
+    let len = m.next_multiple_of(GROUP) * blocks;
+    if out.len() < len {
+        out.resize(len, Int8Block::ZERO);
+    }
+    dispatch::run(cpu, Quantise { x, blocks, out });
 }

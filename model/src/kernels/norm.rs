@@ -45,7 +45,6 @@ impl Kernel for RmsNorm<'_> {
                 let v: S = load_part(row, at);
                 squares = v.fma(v, squares);
             }
-            #[allow(clippy::cast_precision_loss, reason = "a dimension is far below 2^24")]
             let mean = squares.sum() / dim as f32;
             let scale = S::splat(1.0 / (mean + self.eps).sqrt());
             for at in (0..dim).step_by(LANES) {

@@ -48,7 +48,6 @@ impl RopeTable {
 
     /// Frequencies of the plain method: `base^(-2 i / width)` for i in 0..width / 2.
     pub fn plain_frequencies(base: f64, width: usize) -> Vec<f64> {
-        #[allow(clippy::cast_precision_loss, reason = "widths are small")]
         let exponent = |i: usize| -((2 * i) as f64) / width as f64;
         (0..width / 2).map(|i| base.powf(exponent(i))).collect()
     }

@@ -25,7 +25,6 @@ pub fn log_softmax(cpu: &Cpu, x: &[f32], out: &mut [f32]) -> Result<(), super::K
     super::KernelError::check("length of log-softmax's output", x.len(), out.len())?;
     let sum = log_sum_exp(cpu, x);
     for (out, &x) in out.iter_mut().zip(x) {
-        #[allow(clippy::cast_possible_truncation, reason = "rounded to f32 on purpose")]
         let log_probability = (f64::from(x) - sum) as f32;
         *out = log_probability;
     }
@@ -36,7 +35,6 @@ pub fn log_softmax(cpu: &Cpu, x: &[f32], out: &mut [f32]) -> Result<(), super::K
 pub fn softmax(cpu: &Cpu, x: &mut [f32]) {
     let max = largest(x);
     let sum = dispatch::run(cpu, ExpSum { x, max });
-    #[allow(clippy::cast_possible_truncation, reason = "rounded to f32 on purpose")]
     let inverse = (1.0 / sum) as f32;
     dispatch::run(cpu, ExpScaled { x, max, inverse });
 }

@@ -92,6 +92,24 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
+    fn prefetch(p: *const u8) {
+        instructions!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        instructions! {
+            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0)));
+            sum_of_eight(_mm256_add_ps(_mm512_castps512_ps256(self.0), high))
+        }
+    }
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        instructions! {
+            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0)));
+            largest_of_eight(_mm256_max_ps(_mm512_castps512_ps256(self.0), high))
+        }
+    }
+    #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
         instructions! {
             // Pairs of rows: each 128-bit part then holds elements 4 p, 4 p + 1 (or + 2, + 3) of two rows.
@@ -130,11 +148,16 @@ impl Lanes for Avx512 {
 impl IntLanes for Avx512 {
     type Int = __m512i;
     type Bytes = __m512i;
-    const INT_ROWS: usize = 8;
+    const INT_ROWS: usize = 4;
+    const INT_TILES: usize = 2;
 
     #[inline(always)]
     unsafe fn load_bytes(p: *const u8) -> __m512i {
         instructions!(_mm512_load_si512(p.cast()))
+    }
+    #[inline(always)]
+    fn no_bytes() -> __m512i {
+        Self::int_zero()
     }
     #[inline(always)]
     fn low_nibbles(b: __m512i) -> __m512i {
@@ -272,16 +295,53 @@ impl Lanes for Avx2 {
             Self([_mm256_castsi256_ps(low), _mm256_castsi256_ps(high)])
         }
     }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        sum_of_eight(instructions!(_mm256_add_ps(self.0[0], self.0[1])))
+    }
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        largest_of_eight(instructions!(_mm256_max_ps(self.0[0], self.0[1])))
+    }
+    #[inline(always)]
+    fn prefetch(p: *const u8) {
+        instructions!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+    }
+}
+
+/// The tree of [`Lanes::sum`] from the second step on.
+#[inline(always)]
+fn sum_of_eight(x: __m256) -> f32 {
+    instructions! {
+        let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+        let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+        _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
+    }
+}
+
+/// The same for [`Lanes::largest`].
+#[inline(always)]
+fn largest_of_eight(x: __m256) -> f32 {
+    instructions! {
+        let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+        let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+        _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)))
+    }
 }
 
 impl IntLanes for Avx2 {
     type Int = [__m256i; 2];
     type Bytes = [__m256i; 2];
     const INT_ROWS: usize = 3;
+    const INT_TILES: usize = 1;
 
     #[inline(always)]
     unsafe fn load_bytes(p: *const u8) -> [__m256i; 2] {
         instructions!([_mm256_load_si256(p.cast()), _mm256_load_si256(p.add(32).cast())])
+    }
+    #[inline(always)]
+    fn no_bytes() -> [__m256i; 2] {
+        Self::int_zero()
     }
     #[inline(always)]
     fn low_nibbles(b: [__m256i; 2]) -> [__m256i; 2] {

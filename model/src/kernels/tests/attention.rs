@@ -101,25 +101,29 @@ impl Case {
         }
     }
 
-    /// Query, and a closure for the key and value of a position.
-    fn head(&self, position: usize, head: usize) -> (&[f32], impl Fn(usize) -> (Vec<f32>, Vec<f32>)) {
-        let (kv, heads) = (self.shape.kv, self.shape.num_heads);
-        let kv_head = head / (heads / kv.num_kv_heads);
-        let of = move |x: &[f32], j: usize| -> Vec<f32> {
-            let row = &x[(j * kv.num_kv_heads + kv_head) * kv.head_dim..][..kv.head_dim];
+    fn query(&self, position: usize, head: usize) -> &[f32] {
+        let dim = self.shape.kv.head_dim;
+        &self.q[(position * self.shape.num_heads + head) * dim..][..dim]
+    }
+
+    /// Key and value that a query head sees at a position.
+    fn key_value(&self, position: usize, head: usize) -> (Vec<f32>, Vec<f32>) {
+        let kv = self.shape.kv;
+        let kv_head = head / (self.shape.num_heads / kv.num_kv_heads);
+        let of = |x: &[f32]| -> Vec<f32> {
+            let row = &x[(position * kv.num_kv_heads + kv_head) * kv.head_dim..][..kv.head_dim];
             row.iter().map(|&x| self.stored(x)).collect()
         };
-        let q = &self.q[(position * heads + head) * kv.head_dim..][..kv.head_dim];
-        (q, move |j| (of(&self.k, j), of(&self.v, j)))
+        (of(&self.k), of(&self.v))
     }
 
     /// Softmax of the scores times the values, in f64.
     fn exact(&self, position: usize, head: usize) -> Vec<f64> {
-        let (q, kv) = self.head(position, head);
+        let q = self.query(position, head);
         let pairs: Vec<(f64, Vec<f32>)> = self
             .seen(position)
             .map(|j| {
-                let (k, v) = kv(j);
+                let (k, v) = self.key_value(j, head);
                 let dot: f64 = q.iter().zip(k).map(|(&q, k)| f64::from(q) * f64::from(k)).sum();
                 (dot * f64::from(self.shape.scale), v)
             })
@@ -133,7 +137,7 @@ impl Case {
     /// The definition in the module's text, for one row and head alone, in plain code.
     fn defined(&self, cpu: &Cpu, position: usize, head: usize) -> Vec<f32> {
         let exp = |x: f32| dispatch::run(cpu, Exp(x));
-        let (q, kv) = self.head(position, head);
+        let q = self.query(position, head);
         let q: Vec<f32> = q.iter().map(|q| q * self.shape.scale).collect();
         let (mut max, mut sum, mut out) = (f32::NEG_INFINITY, 0.0f32, vec![0.0f32; q.len()]);
         let seen = self.seen(position);
@@ -142,7 +146,7 @@ impl Case {
             let pairs: Vec<(f32, Vec<f32>)> = keys
                 .clone()
                 .map(|j| {
-                    let (k, v) = kv(j);
+                    let (k, v) = self.key_value(j, head);
                     (q.iter().zip(k).fold(0.0f32, |acc, (&q, k)| k.mul_add(q, acc)), v)
                 })
                 .collect();
