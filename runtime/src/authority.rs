@@ -22,7 +22,7 @@ use crate::identity::{Identity, IdentityError, Peer};
 /// The DNS name in every node certificate, and the TLS server name of every connection.
 pub const SERVER_NAME: &str = "baton.internal";
 /// File name of the CA certificate.
-pub const CA_CERT_FILE: &str = "ca.crt";
+pub const CA_CERT_FILE: &str = "ca.pem";
 /// File name of the CA key (mode 0600).
 pub const CA_KEY_FILE: &str = "ca.key";
 /// How long a certificate is valid.
@@ -75,7 +75,7 @@ impl CertificateAuthority {
         })
     }
 
-    /// Makes a new authority and writes `ca.crt` and `ca.key` into `dir`, which is created. Refuses to replace existing
+    /// Makes a new authority and writes `ca.pem` and `ca.key` into `dir`, which is created. Refuses to replace existing
     /// files: all certificates of the cluster depend on them.
     pub fn create(dir: &Path) -> Result<Self, IdentityError> {
         fs::create_dir_all(dir).map_err(|e| IdentityError::file("create directory", dir, e))?;
@@ -124,7 +124,7 @@ impl CertificateAuthority {
         })
     }
 
-    /// Issues a certificate and writes `<node>.crt` and `<node>.key` into `dir`. Refuses to replace existing files.
+    /// Issues a certificate and writes `<node>.pem` and `<node>.key` into `dir`. Refuses to replace existing files.
     pub fn issue_to(&self, dir: &Path, role: Role, node: &NodeId) -> Result<IssuedPaths, IdentityError> {
         let issued = self.issue(role, node)?;
         fs::create_dir_all(dir).map_err(|e| IdentityError::file("create directory", dir, e))?;
@@ -134,7 +134,7 @@ impl CertificateAuthority {
         }
         let paths = IssuedPaths {
             ca_cert,
-            cert: dir.join(format!("{node}.crt")),
+            cert: dir.join(format!("{node}.pem")),
             key: dir.join(format!("{node}.key")),
         };
         write_new(&paths.key, &issued.key_pem, 0o600)?;

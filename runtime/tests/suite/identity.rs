@@ -96,11 +96,11 @@ fn missing_files_are_named_by_their_configuration_field() {
         .to_string();
     assert!(error.contains("cluster.ca_cert_path is empty"), "{error}");
     let cluster = ClusterConfig {
-        ca_cert_path: "/nonexistent/ca.crt".to_owned(),
+        ca_cert_path: "/nonexistent/ca.pem".to_owned(),
         ..ClusterConfig::default()
     };
     let error = Identity::load(&cluster).expect_err("no such file").to_string();
-    assert!(error.contains("/nonexistent/ca.crt"), "{error}");
+    assert!(error.contains("/nonexistent/ca.pem"), "{error}");
 }
 
 #[test]
