@@ -1,9 +1,10 @@
-//! What actix does not watch on a connection: a client that takes no bytes, and a request head that never ends on a
-//! connection that has served before.
+//! What actix does not watch on a connection: a client that takes no bytes, a request head that never ends on a connection
+//! that has served before, and a client that piles up requests while one is being answered (the dispatcher then neither
+//! reads, so it would not notice the client's end, nor sleeps).
 //!
-//! The connection's socket is kept a second time, so that a watcher can shut it down from outside of the dispatcher, which
-//! is blocked on that very socket. The dispatcher then ends, and with it everything it owns: the handler, the answer's
-//! body, and thereby the request on every node.
+//! The connection's socket is kept a second time, so that a watcher can look at it and shut it down from outside of the
+//! dispatcher. The dispatcher then ends, and with it everything it owns: the handler, the answer's body, and thereby the
+//! request on every node.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -19,6 +20,7 @@ use actix_web::dev::Extensions;
 use actix_web::rt;
 use actix_web::web::Bytes;
 use runtime::clock::Clock;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
@@ -33,11 +35,14 @@ pub struct ConnectionLimits {
     pub look: Duration,
 }
 
+/// A connection whose client has unread bytes waiting at so many looks in a row, while it waits for an answer, is ended.
+const MAX_LOOKS_UNREAD: u32 = 2;
+
 impl ConnectionLimits {
     /// `keep_alive` and `head`: how long an unused connection stays open, and how long a request head may take.
     pub fn new(keep_alive: Duration, head: Duration, stalled: Duration) -> Self {
         let idle = keep_alive + head;
-        let look = (idle.min(stalled) / 4).clamp(Duration::from_millis(20), Duration::from_secs(5));
+        let look = (idle.min(stalled) / 4).clamp(Duration::from_millis(20), Duration::from_secs(1));
         Self { idle, stalled, look }
     }
 }
@@ -58,6 +63,8 @@ pub struct Connection {
     socket: TcpStream,
     clock: Clock,
     phase: Cell<Phase>,
+    given_up: Cell<bool>,
+    ended: Notify,
     watcher: RefCell<Option<JoinHandle<()>>>,
 }
 
@@ -76,6 +83,8 @@ impl Connection {
             socket: TcpStream::from(descriptor),
             clock,
             phase: Cell::new(Phase::Idle { since: clock.now() }),
+            given_up: Cell::new(false),
+            ended: Notify::new(),
             watcher: RefCell::new(None),
         });
         let watcher = rt::spawn(watch(Rc::downgrade(&connection), limits));
@@ -100,6 +109,28 @@ impl Connection {
         });
     }
 
+    /// Returns when the connection is given up. A handler that waits for something else must stop then.
+    pub async fn given_up(&self) {
+        let ended = self.ended.notified();
+        if !self.given_up.get() {
+            ended.await;
+        }
+    }
+
+    fn give_up(&self) {
+        tracing::debug!(phase = ?self.phase.get(), "a client connection is given up");
+        self.given_up.set(true);
+        self.ended.notify_waiters();
+        // An error means that the socket is closed already.
+        let _closed = self.socket.shutdown(Shutdown::Both).is_ok();
+    }
+
+    /// True if the client has sent what the dispatcher does not read, although it could: it reads on while a request is
+    /// being answered, until it has buffered more than any honest client sends ahead.
+    fn has_unread(&self) -> bool {
+        matches!(self.phase.get(), Phase::Working) && self.socket.peek(&mut [0]).is_ok_and(|bytes| bytes > 0)
+    }
+
     fn is_overdue(&self, limits: ConnectionLimits) -> bool {
         let now = self.clock.now();
         match self.phase.get() {
@@ -119,16 +150,15 @@ impl Drop for Connection {
 }
 
 async fn watch(connection: Weak<Connection>, limits: ConnectionLimits) {
+    let mut looks_unread = 0;
     loop {
         sleep(limits.look).await;
         let Some(connection) = connection.upgrade() else {
             return;
         };
-        if connection.is_overdue(limits) {
-            tracing::debug!(phase = ?connection.phase.get(), "a client connection is given up");
-            // An error means that the socket is closed already.
-            let _closed = connection.socket.shutdown(Shutdown::Both).is_ok();
-            return;
+        looks_unread = if connection.has_unread() { looks_unread + 1 } else { 0 };
+        if looks_unread >= MAX_LOOKS_UNREAD || connection.is_overdue(limits) {
+            return connection.give_up();
         }
     }
 }
@@ -154,6 +184,13 @@ impl MessageBody for WatchedBody {
     }
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Self::Error>>> {
+        if self
+            .connection
+            .as_ref()
+            .is_some_and(|connection| connection.given_up.get())
+        {
+            return Poll::Ready(Some(Err("the connection is given up".into())));
+        }
         let polled = Pin::new(&mut self.inner).poll_next(cx);
         if let Some(connection) = &self.connection {
             match polled {

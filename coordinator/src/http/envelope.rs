@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::error::ErrorRequestTimeout;
 use actix_web::http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, AUTHORIZATION, HeaderName, HeaderValue,
@@ -31,7 +32,7 @@ pub struct ClientRequestId(pub String);
 /// The middleware.
 ///
 /// # Errors
-/// None: every failure below it is an answer.
+/// The connection has been given up; every other failure below it is an answer.
 pub async fn envelope(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -49,7 +50,9 @@ pub async fn envelope(
     };
     let answer = match early {
         Some(response) => request.into_response(response),
-        None => next.call(request).await?.map_into_boxed_body(),
+        None => unless_given_up(connection.as_deref(), next.call(request))
+            .await?
+            .map_into_boxed_body(),
     };
     let mut answer = answer.map_body(|_, body| WatchedBody::new(body, connection));
     let headers = answer.headers_mut();
@@ -59,6 +62,20 @@ pub async fn envelope(
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
     headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("*"));
     Ok(answer)
+}
+
+/// Waits for an answer as long as there is somebody to send it to.
+async fn unless_given_up<T>(
+    connection: Option<&Connection>,
+    answer: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let Some(connection) = connection else {
+        return answer.await;
+    };
+    tokio::select! {
+        answer = answer => answer,
+        () = connection.given_up() => Err(ErrorRequestTimeout("the connection is given up")),
+    }
 }
 
 /// The client's id, if it is one that a header and a log can carry; otherwise a new one.

@@ -44,19 +44,19 @@ impl HttpFront {
 /// The address cannot be bound.
 pub fn bind(state: Data<HttpState>) -> io::Result<HttpFront> {
     let listener = TcpListener::bind((state.front.http_host.as_str(), state.front.http_port))?;
-    listen(state, listener)
+    listen(state, listener, KEEP_ALIVE)
 }
 
-/// Like [`bind`], on a bound socket.
+/// Like [`bind`], on a bound socket. `keep_alive`: how long an unused connection stays open.
 ///
 /// # Errors
 /// The socket cannot be listened on.
-pub fn listen(state: Data<HttpState>, listener: TcpListener) -> io::Result<HttpFront> {
+pub fn listen(state: Data<HttpState>, listener: TcpListener, keep_alive: Duration) -> io::Result<HttpFront> {
     let address = listener.local_addr()?;
     let front = &state.front;
     let millis = Duration::from_millis;
     let head = millis(front.request_head_timeout_ms);
-    let limits = ConnectionLimits::new(KEEP_ALIVE, head, millis(front.client_stall_timeout_ms));
+    let limits = ConnectionLimits::new(keep_alive, head, millis(front.client_stall_timeout_ms));
     let clock = state.clock;
     let workers = front.http_workers;
     let drain = front.drain_timeout_ms.div_ceil(1_000);
@@ -75,7 +75,7 @@ pub fn listen(state: Data<HttpState>, listener: TcpListener) -> io::Result<HttpF
     })
     .workers(workers)
     .max_connections(per_worker)
-    .keep_alive(KeepAlive::Timeout(KEEP_ALIVE))
+    .keep_alive(KeepAlive::Timeout(keep_alive))
     .client_request_timeout(head)
     .client_disconnect_timeout(LINGER)
     // A client that has closed its side is gone: waiting for it to read an answer would keep its request running on the

@@ -30,6 +30,8 @@ pub enum Script {
     Cut(Vec<u32>),
     /// Samples the token for ever, one a millisecond.
     Endless(u32),
+    /// Samples the token for ever, as fast as somebody takes it.
+    Flood(u32),
 }
 
 /// See the head of the file.
@@ -168,6 +170,7 @@ fn play(request: &ServeRequest, script: Script, text: Arc<Text>) -> Events {
     };
     let matcher = StopMatcher::new(&request.stop_strings, request.include_stop_str);
     let ledger = Ledger::new(request, matcher, text);
+    let pause = matches!(script, Script::Endless(_));
     let (tokens, after): (Box<dyn Iterator<Item = u32> + Send>, After) = match script {
         Script::Refuse(_) => (Box::new(std::iter::empty()), After::Nothing),
         Script::Tokens(tokens) => (Box::new(tokens.into_iter()), After::Silence),
@@ -176,9 +179,8 @@ fn play(request: &ServeRequest, script: Script, text: Arc<Text>) -> Events {
             Box::new(tokens.into_iter()),
             After::Failed(ServeError::new(kind, "scripted\nfailure")),
         ),
-        Script::Endless(token) => (Box::new(std::iter::repeat(token)), After::Nothing),
+        Script::Endless(token) | Script::Flood(token) => (Box::new(std::iter::repeat(token)), After::Nothing),
     };
-    let pause = matches!(after, After::Nothing) && tokens.size_hint().1.is_none();
     let generated = stream::unfold((ledger, tokens.enumerate(), after, false), move |state| async move {
         let (mut ledger, mut tokens, after, ended) = state;
         if ended {

@@ -13,6 +13,7 @@ pub mod model;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use actix_web::dev::ServerHandle;
 use actix_web::rt::System;
@@ -22,6 +23,7 @@ use coordinator::http::server::listen;
 use coordinator::http::state::{HttpState, RenderMetrics};
 
 use backend::Scripted;
+use model_files::TextModel;
 
 /// A running front door; stops when it is dropped.
 pub struct Front {
@@ -52,13 +54,29 @@ pub fn start() -> Front {
 pub fn start_with(change: impl FnOnce(&mut Config)) -> Front {
     let mut config = config();
     change(&mut config);
-    let backend = Arc::new(Scripted::new(model::text().tokenizer));
-    let state = HttpState::new(&config, model::text(), backend.clone(), render_metrics());
+    launch(&config, model::text(), Duration::from_secs(75))
+}
+
+/// Starts a front door that gives up on slow clients quickly, in front of a model that talks for long.
+pub fn start_impatient() -> Front {
+    let mut config = config();
+    config.coordinator.client_stall_timeout_ms = 300;
+    config.coordinator.request_head_timeout_ms = 300;
+    config.limits.max_iter_times = 1_000_000;
+    config.limits.max_seq_len = 1_000_000;
+    let mut text = model::text();
+    text.max_position_embeddings = 1_000_000;
+    launch(&config, text, Duration::from_millis(200))
+}
+
+fn launch(config: &Config, text: TextModel, keep_alive: Duration) -> Front {
+    let backend = Arc::new(Scripted::new(text.tokenizer.clone()));
+    let state = HttpState::new(config, text, backend.clone(), render_metrics());
     let (send, receive) = mpsc::sync_channel(1);
     let thread = thread::spawn(move || {
         System::new().block_on(async move {
             let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-            let front = listen(Data::new(state), listener).expect("listening");
+            let front = listen(Data::new(state), listener, keep_alive).expect("listening");
             send.send((front.address, front.handle()))
                 .expect("the test waits for it");
             front.server.await.expect("served until stopped");
