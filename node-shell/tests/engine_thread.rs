@@ -1,0 +1,235 @@
+//! The engine thread with a scripted runner: every event arrives, and whatever is dropped is given back.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use engine::engine::Engine;
+use engine::fake::{ScriptedModel, ScriptedRunner};
+use engine::limits::EngineLimits;
+use engine::plan::{BlockId, StepOutput, StepPlan};
+use engine::runner::{LayerObserver, Runner, RunnerError};
+use engine::sequence::{OnFinish, SequenceSpec};
+use node_shell::engine_thread::{SequenceEvent, StepTap, start};
+use node_shell::handle::{EngineHandle, EngineLoad, SequenceStream, SubmitError};
+use protocol::sampling::{FinishReason, SamplingParams, StopRules};
+use runtime::clock::Clock;
+
+const BLOCKS: usize = 64;
+const MODEL: ScriptedModel = ScriptedModel { vocab_size: 1000 };
+
+fn limits() -> EngineLimits {
+    EngineLimits {
+        total_blocks: BLOCKS,
+        block_tokens: 4,
+        max_num_seqs: 8,
+        max_batch_tokens: 16,
+        prefill_chunk_tokens: 8,
+        max_seq_len: 128,
+    }
+}
+
+fn spec(prompt: &[u32], max_tokens: u32) -> SequenceSpec {
+    SequenceSpec {
+        token_ids: prompt.to_vec(),
+        prompt_len: prompt.len(),
+        sampling: Arc::new(SamplingParams::greedy()),
+        stop: StopRules { max_tokens, eos_token_ids: vec![], ignore_eos: false, stop_token_ids: vec![] },
+        prompt_logprobs: false,
+        on_finish: OnFinish::Release,
+        first_only: false,
+    }
+}
+
+fn engine() -> Engine {
+    Engine::new(limits()).expect("the limits are consistent")
+}
+
+fn scripted() -> ScriptedRunner {
+    ScriptedRunner::new(MODEL, BLOCKS, 4)
+}
+
+async fn tokens(stream: &mut SequenceStream) -> Vec<u32> {
+    let mut out = Vec::new();
+    while let Some(event) = stream.next().await {
+        let SequenceEvent::Token(event) = event else { panic!("failed: {event:?}") };
+        assert_eq!(event.token.position as usize, out.len());
+        out.push(event.token.token);
+        if event.finish.is_some() {
+            break;
+        }
+    }
+    out
+}
+
+/// Waits until the engine holds nothing.
+async fn idle(handle: &EngineHandle) {
+    let mut load = handle.watch_load();
+    let nothing = |load: &EngineLoad| {
+        (load.owned_blocks, load.running, load.waiting, load.reservations) == (0, 0, 0, 0)
+            && load.free_blocks as usize == BLOCKS
+    };
+    let waited = tokio::time::timeout(Duration::from_secs(20), load.wait_for(nothing)).await;
+    assert!(waited.is_ok_and(|r| r.is_ok()), "not idle: {:?}", handle.load());
+}
+
+#[tokio::test]
+async fn many_sequences_get_their_tokens_and_leave_nothing_behind() {
+    let (handle, thread) = start(engine(), Box::new(scripted()), Clock, 64).expect("a thread");
+    let mut streams = Vec::new();
+    for i in 0..20u32 {
+        let prompt: Vec<u32> = (0..5 + i).map(|t| t * 7 + i).collect();
+        let (expected, _) = MODEL.generate(&prompt, prompt.len(), &SamplingParams::greedy(), &spec(&prompt, 9).stop, 128);
+        streams.push((handle.add(spec(&prompt, 9), None).await.expect("added"), expected));
+    }
+    for (stream, expected) in &mut streams {
+        let expected: Vec<u32> = expected.iter().map(|token| token.token).collect();
+        assert_eq!(tokens(stream).await, expected);
+    }
+    drop(streams);
+    idle(&handle).await;
+    handle.close();
+    assert!(thread.join());
+}
+
+#[tokio::test]
+async fn dropping_a_stream_in_the_middle_frees_its_blocks() {
+    let (handle, _thread) = start(engine(), Box::new(scripted()), Clock, 64).expect("a thread");
+    for round in 0..50u32 {
+        let mut stream = handle.add(spec(&[1, 2, 3, round], 100), None).await.expect("added");
+        for _ in 0..round % 5 {
+            stream.next().await.expect("a token");
+        }
+    }
+    idle(&handle).await;
+}
+
+#[tokio::test]
+async fn reservations_come_back_when_dropped_and_run_when_committed() {
+    let (handle, _thread) = start(engine(), Box::new(scripted()), Clock, 64).expect("a thread");
+    let reserved = handle.reserve(10, 5).await.expect("reserved");
+    assert_eq!(reserved.blocks().len(), 3);
+    drop(reserved);
+    idle(&handle).await;
+    let all = handle.reserve(127, 5).await.expect("reserved");
+    let more = handle.reserve(127, 5).await.expect("reserved");
+    assert!(matches!(handle.reserve(127, 5).await, Err(SubmitError::NoBlocks { needed: 32, free: 0 })));
+    assert!(matches!(handle.reserve(128, 5).await, Err(SubmitError::Invalid(_))));
+    drop((all, more));
+    idle(&handle).await;
+}
+
+/// A runner that waits for a permit before every step.
+struct Gated {
+    inner: ScriptedRunner,
+    permits: Receiver<()>,
+}
+
+impl Runner for Gated {
+    fn execute(&mut self, plan: &StepPlan, observer: &mut dyn LayerObserver) -> Result<StepOutput, RunnerError> {
+        self.permits.recv().map_err(|_| RunnerError::Failed("no more permits".to_owned()))?;
+        self.inner.execute(plan, observer)
+    }
+}
+
+fn gated() -> (Box<Gated>, SyncSender<()>) {
+    let (sender, permits) = sync_channel(1000);
+    (Box::new(Gated { inner: scripted(), permits }), sender)
+}
+
+#[tokio::test]
+async fn a_full_command_queue_refuses_and_returns_still_get_through() {
+    let (runner, permits) = gated();
+    let (handle, _thread) = start(engine(), runner, Clock, 2).expect("a thread");
+    let first = handle.add(spec(&[1, 2], 50), None).await.expect("added");
+    // The thread waits in the first step: whatever comes now stays in the queue.
+    let waiting: Vec<_> = (0..2)
+        .map(|i| {
+            let handle = handle.clone();
+            tokio::spawn(async move { handle.add(spec(&[i], 3), None).await.map(drop) })
+        })
+        .collect();
+    tokio::task::yield_now().await;
+    let refused = loop {
+        // The two may not have been polled yet.
+        match tokio::time::timeout(Duration::from_millis(20), handle.reserve(1, 1)).await {
+            Ok(result) => break result.map(drop),
+            Err(_) => tokio::task::yield_now().await,
+        }
+    };
+    assert!(matches!(refused, Err(SubmitError::QueueFull)), "{refused:?}");
+    drop(first);
+    for _ in 0..100 {
+        permits.send(()).expect("the runner lives");
+    }
+    for task in waiting {
+        assert!(task.await.is_ok());
+    }
+    idle(&handle).await;
+}
+
+#[tokio::test]
+async fn a_failing_step_fails_its_sequences_and_the_next_ones_run() {
+    let (runner, permits) = gated();
+    let mut runner = *runner;
+    runner.inner.fail_next("out of luck");
+    let (handle, _thread) = start(engine(), Box::new(runner), Clock, 64).expect("a thread");
+    let mut unlucky = handle.add(spec(&[1, 2, 3], 5), None).await.expect("added");
+    permits.send(()).expect("the runner lives");
+    match unlucky.next().await {
+        Some(SequenceEvent::Failed(reason)) => assert!(reason.contains("out of luck"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
+    drop(unlucky);
+    for _ in 0..20 {
+        permits.send(()).expect("the runner lives");
+    }
+    let mut lucky = handle.add(spec(&[1, 2, 3], 5), None).await.expect("added");
+    assert_eq!(tokens(&mut lucky).await.len(), 5);
+    drop(lucky);
+    idle(&handle).await;
+}
+
+/// Notes what it is told.
+struct Notes(SyncSender<(u32, u32, usize)>);
+
+impl StepTap for Notes {
+    fn layer_computed(&mut self, layer: u32, computed_tokens: u32, blocks: &[BlockId]) {
+        self.0.send((layer, computed_tokens, blocks.len())).expect("the test listens");
+    }
+}
+
+#[tokio::test]
+async fn a_tap_sees_every_layer_of_every_chunk_and_held_blocks_stay_until_the_drop() {
+    let (handle, _thread) = start(engine(), Box::new(scripted()), Clock, 64).expect("a thread");
+    let (notes, heard) = sync_channel(100);
+    let prompt: Vec<u32> = (0..18).collect();
+    let held = SequenceSpec { on_finish: OnFinish::Hold, first_only: true, ..spec(&prompt, 7) };
+    let mut stream = handle.add(held, Some(Box::new(Notes(notes)))).await.expect("added");
+    let Some(SequenceEvent::Token(first)) = stream.next().await else { panic!("no token") };
+    assert_eq!(first.finish, None, "the first token alone does not end the request");
+    assert_eq!(first.timing.batch_size, 1);
+    let heard: Vec<_> = heard.try_iter().collect();
+    let chunks = [(8, 2), (16, 4), (18, 5)];
+    let expected: Vec<_> = chunks.iter().flat_map(|(t, b)| [(0, *t, *b), (1, *t, *b)]).collect();
+    assert_eq!(heard, expected);
+    let mut load = handle.watch_load();
+    load.wait_for(|l| l.running == 0).await.expect("the engine lives");
+    assert_eq!(handle.load().owned_blocks, 5);
+    drop(stream);
+    idle(&handle).await;
+}
+
+#[tokio::test]
+async fn limits_end_a_sequence_with_their_reason() {
+    let (handle, thread) = start(engine(), Box::new(scripted()), Clock, 64).expect("a thread");
+    let mut stream = handle.add(spec(&[5], 1), None).await.expect("added");
+    match stream.next().await {
+        Some(SequenceEvent::Token(token)) => assert_eq!(token.finish, Some(FinishReason::Length)),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(handle.add(spec(&[1; 128], 1), None).await.map(drop), Err(SubmitError::Invalid(_))));
+    handle.close();
+    assert!(thread.join());
+    assert!(matches!(handle.add(spec(&[1], 1), None).await.map(drop), Err(SubmitError::Stopped)));
+}
