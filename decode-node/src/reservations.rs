@@ -41,12 +41,22 @@ struct Sink {
 
 impl BlockSink for Sink {
     fn extent(&self) -> Extent {
-        Extent { layers: self.layers, first_block: 0, blocks: self.blocks }
+        Extent {
+            layers: self.layers,
+            first_block: 0,
+            blocks: self.blocks,
+        }
     }
 
     fn write(&self, header: &FrameHeader, payload: &[u8]) -> Result<(), String> {
         self.writer
-            .write(header.first_layer, header.layers, header.first_block, header.blocks, payload)
+            .write(
+                header.first_layer,
+                header.layers,
+                header.first_block,
+                header.blocks,
+                payload,
+            )
             .map_err(|error| error.to_string())
     }
 }
@@ -97,7 +107,11 @@ pub struct Admission {
 impl Reservations {
     /// No reservations yet, on a pool of the given layout.
     pub fn new(layout: KvLayout, fingerprint: Fingerprint) -> Arc<Self> {
-        Arc::new(Self { layout, fingerprint, open: Mutex::new(HashMap::new()) })
+        Arc::new(Self {
+            layout,
+            fingerprint,
+            open: Mutex::new(HashMap::new()),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Ticket, Entry>> {
@@ -114,7 +128,11 @@ impl Reservations {
             request: admission.request,
             epoch: admission.epoch,
             num_tokens: admission.num_tokens,
-            sink: Arc::new(Sink { writer, layers: self.layout.num_layers, blocks }),
+            sink: Arc::new(Sink {
+                writer,
+                layers: self.layout.num_layers,
+                blocks,
+            }),
             revoked: CancellationToken::new(),
             deadline: admission.deadline,
             pushing: false,
@@ -126,7 +144,11 @@ impl Reservations {
         }
         open.insert(ticket, entry);
         drop(open);
-        Some(Pending { table: Arc::clone(self), ticket, committed })
+        Some(Pending {
+            table: Arc::clone(self),
+            ticket,
+            committed,
+        })
     }
 
     /// Number of open reservations.
@@ -143,10 +165,15 @@ impl Reservations {
 impl ReservationTable for Reservations {
     fn open(&self, open: &PushOpen) -> Result<Grant, String> {
         if open.fingerprint != self.fingerprint {
-            return Err(format!("fingerprint: this node has {}, the sender {}", self.fingerprint, open.fingerprint));
+            return Err(format!(
+                "fingerprint: this node has {}, the sender {}",
+                self.fingerprint, open.fingerprint
+            ));
         }
         let mut table = self.lock();
-        let entry = table.get_mut(&open.ticket).ok_or_else(|| format!("ticket {} is not open", open.ticket))?;
+        let entry = table
+            .get_mut(&open.ticket)
+            .ok_or_else(|| format!("ticket {} is not open", open.ticket))?;
         if entry.epoch != open.epoch || entry.request != open.request {
             return Err(format!(
                 "ticket {} belongs to request {} epoch {}, not to request {} epoch {}",
@@ -158,23 +185,40 @@ impl ReservationTable for Reservations {
         }
         entry.pushing = true;
         let sink: Arc<dyn BlockSink> = Arc::<Sink>::clone(&entry.sink);
-        Ok(Grant { sink, revoked: entry.revoked.clone(), deadline: entry.deadline })
+        Ok(Grant {
+            sink,
+            revoked: entry.revoked.clone(),
+            deadline: entry.deadline,
+        })
     }
 
     fn committed(&self, open: &PushOpen, commit: PushCommit) -> Result<(), String> {
         let mut table = self.lock();
-        let entry = table.get(&open.ticket).ok_or_else(|| format!("ticket {} is not open any more", open.ticket))?;
+        let entry = table
+            .get(&open.ticket)
+            .ok_or_else(|| format!("ticket {} is not open any more", open.ticket))?;
         if entry.epoch != open.epoch {
-            return Err(format!("epoch is {}, the reservation's {}", open.epoch.0, entry.epoch.0));
+            return Err(format!(
+                "epoch is {}, the reservation's {}",
+                open.epoch.0, entry.epoch.0
+            ));
         }
         if entry.num_tokens != commit.num_tokens {
-            return Err(format!("num_tokens is {}, reserved for {}", commit.num_tokens, entry.num_tokens));
+            return Err(format!(
+                "num_tokens is {}, reserved for {}",
+                commit.num_tokens, entry.num_tokens
+            ));
         }
-        let Some(entry) = table.remove(&open.ticket) else { return Err("the reservation is gone".to_owned()) };
+        let Some(entry) = table.remove(&open.ticket) else {
+            return Err("the reservation is gone".to_owned());
+        };
         drop(table);
         // The blocks change hands: nothing is written to them from here on.
         entry.sink.writer.revoke();
-        entry.committed.send(commit).map_err(|_| "the request has been cancelled".to_owned())
+        entry
+            .committed
+            .send(commit)
+            .map_err(|_| "the request has been cancelled".to_owned())
     }
 
     fn aborted(&self, open: &PushOpen) {

@@ -36,7 +36,11 @@ impl DecodeRole {
         let reservations = Reservations::new(context.layout, context.fingerprint);
         let table = Arc::<Reservations>::clone(&reservations);
         let receiver = Receiver::new(table, context.fingerprint, context.layout, &context.config.transfer);
-        Ok(Self { context, reservations, receiver })
+        Ok(Self {
+            context,
+            reservations,
+            receiver,
+        })
     }
 
     async fn decode(&self, job: DecodeJob, stream: JobStream) -> Result<(), JobGone> {
@@ -56,13 +60,22 @@ impl DecodeRole {
         check_tokens(&job.token_ids, self.context.vocab_size, self.context.max_seq_len)?;
         let tokens = job.token_ids.len();
         if job.prompt_len == 0 || job.prompt_len as usize > tokens {
-            return Err(format!("prompt_len = {} is not between 1 and the {tokens} tokens of token_ids", job.prompt_len));
+            return Err(format!(
+                "prompt_len = {} is not between 1 and the {tokens} tokens of token_ids",
+                job.prompt_len
+            ));
         }
         if job.source == KvSource::Handoff && job.prompt_len as usize != tokens {
-            return Err(format!("prompt_len = {}: with a handoff token_ids is the prompt alone, {tokens} tokens", job.prompt_len));
+            return Err(format!(
+                "prompt_len = {}: with a handoff token_ids is the prompt alone, {tokens} tokens",
+                job.prompt_len
+            ));
         }
         if job.source == KvSource::Handoff && job.stop.max_tokens < 2 {
-            return Err(format!("stop.max_tokens = {}: a handoff leaves at least one token to generate", job.stop.max_tokens));
+            return Err(format!(
+                "stop.max_tokens = {}: a handoff leaves at least one token to generate",
+                job.stop.max_tokens
+            ));
         }
         Ok(())
     }
@@ -78,7 +91,12 @@ impl DecodeRole {
             Ok(admitted) => admitted,
             Err(problem) => return stream.fail(JobErrorKind::Internal, problem).await,
         };
-        stream.send(&JobEvent::Granted { ticket: pending.ticket(), have_blocks: 0 }).await?;
+        stream
+            .send(&JobEvent::Granted {
+                ticket: pending.ticket(),
+                have_blocks: 0,
+            })
+            .await?;
         let handoff = tokio::select! {
             gone = stream.cancelled() => return Err(gone),
             waited = timeout_at(deadline.into(), pending.committed()) => match waited {
@@ -103,11 +121,23 @@ impl DecodeRole {
     }
 
     fn admit(&self, job: &DecodeJob, reserved: &ReservedBlocks, deadline: Instant) -> Result<Pending, String> {
-        let writer = self.context.pool.writer(reserved.blocks().to_vec()).map_err(|error| error.to_string())?;
+        let writer = self
+            .context
+            .pool
+            .writer(reserved.blocks().to_vec())
+            .map_err(|error| error.to_string())?;
         let ticket = Ticket(getrandom::u64().map_err(|error| format!("no random ticket: {error}"))?);
         let num_tokens = u32::try_from(job.token_ids.len()).map_err(|_| "token_ids is too long".to_owned())?;
-        let admission = Admission { ticket, request: job.request, epoch: job.epoch, num_tokens, deadline };
-        self.reservations.admit(admission, writer).ok_or_else(|| format!("ticket {ticket} is taken"))
+        let admission = Admission {
+            ticket,
+            request: job.request,
+            epoch: job.epoch,
+            num_tokens,
+            deadline,
+        };
+        self.reservations
+            .admit(admission, writer)
+            .ok_or_else(|| format!("ticket {ticket} is taken"))
     }
 
     async fn run(
@@ -119,13 +149,21 @@ impl DecodeRole {
     ) -> Result<(), JobGone> {
         let first = commit.first_token.token;
         if first >= self.context.vocab_size {
-            let problem = format!("first_token = {first} is not below the vocabulary size {}", self.context.vocab_size);
+            let problem = format!(
+                "first_token = {first} is not below the vocabulary size {}",
+                self.context.vocab_size
+            );
             return stream.fail(JobErrorKind::Invalid, problem).await;
         }
         let prompt_len = job.token_ids.len();
         let mut token_ids = job.token_ids.clone();
         token_ids.push(first);
-        match self.context.engine.commit(reserved, spec(&job, token_ids), prompt_len).await {
+        match self
+            .context
+            .engine
+            .commit(reserved, spec(&job, token_ids), prompt_len)
+            .await
+        {
             Ok(sequence) => {
                 stream.send(&JobEvent::Committed).await?;
                 generate(sequence, stream).await
@@ -139,7 +177,11 @@ impl NodeRole for DecodeRole {
     async fn handle(&self, job: Job, stream: JobStream) -> Result<(), JobGone> {
         match job {
             Job::Decode(job) => self.decode(job, stream).await,
-            Job::Prefill(_) => stream.fail(JobErrorKind::Invalid, "a prefill job was sent to a decode node").await,
+            Job::Prefill(_) => {
+                stream
+                    .fail(JobErrorKind::Invalid, "a prefill job was sent to a decode node")
+                    .await
+            }
         }
     }
 
@@ -169,7 +211,12 @@ async fn generate(mut sequence: SequenceStream, mut stream: JobStream) -> Result
         };
         match event {
             Some(SequenceEvent::Token(token)) => {
-                stream.send(&JobEvent::Token { token: token.token, step: token.timing }).await?;
+                stream
+                    .send(&JobEvent::Token {
+                        token: token.token,
+                        step: token.timing,
+                    })
+                    .await?;
                 if let Some(reason) = token.finish {
                     return stream.end(&JobEvent::Finished(reason)).await;
                 }
@@ -183,7 +230,12 @@ async fn generate(mut sequence: SequenceStream, mut stream: JobStream) -> Result
 async fn refuse(error: SubmitError, stream: JobStream) -> Result<(), JobGone> {
     match error {
         SubmitError::NoBlocks { needed, free } => {
-            stream.end(&JobEvent::Busy { needed_blocks: needed, free_blocks: free }).await
+            stream
+                .end(&JobEvent::Busy {
+                    needed_blocks: needed,
+                    free_blocks: free,
+                })
+                .await
         }
         other => {
             let error = other.into_job_error();

@@ -13,16 +13,40 @@ use protocol::sampling::SampledToken;
 use protocol::transfer::{FrameHeader, PushCommit, PushOpen};
 use runtime::clock::Clock;
 
-const LAYOUT: KvLayout = KvLayout { num_layers: 2, num_kv_heads: 1, head_dim: 4, block_tokens: 4, dtype: KvDtype::F32 };
+const LAYOUT: KvLayout = KvLayout {
+    num_layers: 2,
+    num_kv_heads: 1,
+    head_dim: 4,
+    block_tokens: 4,
+    dtype: KvDtype::F32,
+};
 const FINGERPRINT: Fingerprint = Fingerprint(7);
 
 fn open() -> PushOpen {
-    PushOpen { request: RequestId(1), ticket: Ticket(2), epoch: Epoch(3), fingerprint: FINGERPRINT }
+    PushOpen {
+        request: RequestId(1),
+        ticket: Ticket(2),
+        epoch: Epoch(3),
+        fingerprint: FINGERPRINT,
+    }
 }
 
 fn commit(num_tokens: u32) -> PushCommit {
-    let first_token = SampledToken { position: 0, token: 9, logprob: 0.0, raw_logprob: 0.0, top_logprobs: vec![] };
-    PushCommit { ticket: Ticket(2), epoch: Epoch(3), digest: 0, frames: 1, num_tokens, first_token }
+    let first_token = SampledToken {
+        position: 0,
+        token: 9,
+        logprob: 0.0,
+        raw_logprob: 0.0,
+        top_logprobs: vec![],
+    };
+    PushCommit {
+        ticket: Ticket(2),
+        epoch: Epoch(3),
+        digest: 0,
+        frames: 1,
+        num_tokens,
+        first_token,
+    }
 }
 
 fn frame(first_block: u32, blocks: u32) -> (FrameHeader, Vec<u8>) {
@@ -45,12 +69,24 @@ fn frame(first_block: u32, blocks: u32) -> (FrameHeader, Vec<u8>) {
 fn reserved() -> (Arc<Reservations>, Arc<KvPool>, Pending) {
     let pool = Arc::new(KvPool::new(LAYOUT, 8).expect("a pool"));
     let table = Reservations::new(LAYOUT, FINGERPRINT);
-    let writer = pool.writer(vec![BlockId(4), BlockId(2), BlockId(6)]).expect("idle blocks");
+    let writer = pool
+        .writer(vec![BlockId(4), BlockId(2), BlockId(6)])
+        .expect("idle blocks");
     let deadline = Clock.now() + Duration::from_secs(60);
-    let admission =
-        Admission { ticket: Ticket(2), request: RequestId(1), epoch: Epoch(3), num_tokens: 10, deadline };
+    let admission = Admission {
+        ticket: Ticket(2),
+        request: RequestId(1),
+        epoch: Epoch(3),
+        num_tokens: 10,
+        deadline,
+    };
     let pending = table.admit(admission, writer).expect("a free ticket");
-    assert!(table.admit(admission, pool.writer(vec![BlockId(0)]).expect("idle")).is_none(), "the ticket is taken");
+    assert!(
+        table
+            .admit(admission, pool.writer(vec![BlockId(0)]).expect("idle"))
+            .is_none(),
+        "the ticket is taken"
+    );
     (table, pool, pending)
 }
 
@@ -58,10 +94,34 @@ fn reserved() -> (Arc<Reservations>, Arc<KvPool>, Pending) {
 fn only_the_right_push_gets_in_and_only_once() {
     let (table, _pool, _pending) = reserved();
     let wrong = [
-        (PushOpen { ticket: Ticket(5), ..open() }, "ticket"),
-        (PushOpen { epoch: Epoch(2), ..open() }, "epoch 2"),
-        (PushOpen { request: RequestId(8), ..open() }, "request"),
-        (PushOpen { fingerprint: Fingerprint(8), ..open() }, "fingerprint"),
+        (
+            PushOpen {
+                ticket: Ticket(5),
+                ..open()
+            },
+            "ticket",
+        ),
+        (
+            PushOpen {
+                epoch: Epoch(2),
+                ..open()
+            },
+            "epoch 2",
+        ),
+        (
+            PushOpen {
+                request: RequestId(8),
+                ..open()
+            },
+            "request",
+        ),
+        (
+            PushOpen {
+                fingerprint: Fingerprint(8),
+                ..open()
+            },
+            "fingerprint",
+        ),
     ];
     for (push, word) in wrong {
         let refused = table.open(&push).map(drop);
@@ -81,7 +141,10 @@ fn bytes_go_into_the_reserved_blocks_and_nowhere_else() {
     let (header, payload) = frame(1, 2);
     grant.sink.write(&header, &payload).expect("within the reservation");
     let (outside, long) = frame(2, 2);
-    assert!(grant.sink.write(&outside, &long).is_err(), "the fourth block is not reserved");
+    assert!(
+        grant.sink.write(&outside, &long).is_err(),
+        "the fourth block is not reserved"
+    );
     table.committed(&open(), commit(10)).expect("the job waits");
     for block in 0..8 {
         let bytes = pool.gather(0..2, &[BlockId(block)]).expect("idle");
@@ -94,10 +157,17 @@ fn bytes_go_into_the_reserved_blocks_and_nowhere_else() {
 async fn the_commit_reaches_the_job_and_shuts_the_door() {
     let (table, _pool, mut pending) = reserved();
     let grant = table.open(&open()).expect("granted");
-    assert!(table.committed(&open(), commit(9)).is_err_and(|e| e.contains("num_tokens is 9")));
+    assert!(
+        table
+            .committed(&open(), commit(9))
+            .is_err_and(|e| e.contains("num_tokens is 9"))
+    );
     table.committed(&open(), commit(10)).expect("the job waits");
     let (header, payload) = frame(0, 1);
-    assert!(grant.sink.write(&header, &payload).is_err(), "after the commit nothing is written");
+    assert!(
+        grant.sink.write(&header, &payload).is_err(),
+        "after the commit nothing is written"
+    );
     assert_eq!(pending.committed().await, Some(commit(10)));
     assert!(table.is_empty());
 }

@@ -28,7 +28,12 @@ pub async fn post_events(client: &Client, url: &str, body: &Value) -> Result<Vec
     if status != 200 {
         bail!("status {status}: {}", answer.text().await?);
     }
-    let kind = answer.headers().get("content-type").and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
+    let kind = answer
+        .headers()
+        .get("content-type")
+        .and_then(|v| v.to_str().ok())
+        .unwrap_or_default()
+        .to_owned();
     ensure!(kind.starts_with("text/event-stream"), "content type {kind}");
     events(answer).await
 }
@@ -41,7 +46,10 @@ pub async fn events(answer: Response) -> Result<Vec<String>> {
         bytes.extend_from_slice(&chunk?);
     }
     let text = String::from_utf8(bytes).context("the event stream is not UTF-8")?;
-    ensure!(text.is_empty() || text.ends_with("\n\n"), "the last event is not complete: {text:?}");
+    ensure!(
+        text.is_empty() || text.ends_with("\n\n"),
+        "the last event is not complete: {text:?}"
+    );
     let mut out = Vec::new();
     for block in text.split("\n\n").filter(|block| !block.is_empty()) {
         let mut data = Vec::new();
@@ -60,5 +68,8 @@ pub async fn events(answer: Response) -> Result<Vec<String>> {
 
 /// Parses every event as JSON.
 pub fn json_events(events: &[String]) -> Result<Vec<Value>> {
-    events.iter().map(|event| serde_json::from_str(event).with_context(|| format!("not JSON: {event}"))).collect()
+    events
+        .iter()
+        .map(|event| serde_json::from_str(event).with_context(|| format!("not JSON: {event}")))
+        .collect()
 }

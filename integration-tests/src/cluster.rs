@@ -33,7 +33,13 @@ pub struct ClusterSpec {
 impl ClusterSpec {
     /// One prefill and one decode node.
     pub fn pair(model: impl Into<PathBuf>) -> Self {
-        Self { model: model.into(), prefill: 1, decode: 1, settings: Vec::new(), ready_within: Duration::from_secs(60) }
+        Self {
+            model: model.into(),
+            prefill: 1,
+            decode: 1,
+            settings: Vec::new(),
+            ready_within: Duration::from_secs(60),
+        }
     }
 
     /// With one more setting.
@@ -74,7 +80,11 @@ impl Process {
             .stderr(output)
             .spawn()
             .with_context(|| format!("cannot start {}", binary.display()))?;
-        Ok(Self { name: name.to_owned(), child, log })
+        Ok(Self {
+            name: name.to_owned(),
+            child,
+            log,
+        })
     }
 
     /// The process id.
@@ -112,7 +122,10 @@ impl Process {
     /// Resident memory in bytes.
     pub fn resident_bytes(&self) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        let line = status.lines().find(|l| l.starts_with("VmRSS:")).context("no VmRSS line")?;
+        let line = status
+            .lines()
+            .find(|l| l.starts_with("VmRSS:"))
+            .context("no VmRSS line")?;
         let kib: u64 = line.split_whitespace().nth(1).context("VmRSS has no value")?.parse()?;
         Ok(kib << 10)
     }
@@ -135,9 +148,17 @@ fn pause(time: Duration) {
 /// Runs a program to its end; the error holds what it wrote.
 pub fn run(binary: &Path, arguments: &[&str]) -> Result<String> {
     let output = Command::new(binary).args(arguments).stdin(Stdio::null()).output()?;
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     if !output.status.success() {
-        bail!("{} {arguments:?} ended with {}: {text}", binary.display(), output.status);
+        bail!(
+            "{} {arguments:?} ended with {}: {text}",
+            binary.display(),
+            output.status
+        );
     }
     Ok(text)
 }
@@ -164,16 +185,37 @@ impl Cluster {
         let certs = certs.to_str().context("temporary directory is not UTF-8")?;
         let coordinator = binary("coordinator")?;
         run(&coordinator, &["certs", "init", "--dir", certs])?;
-        run(&coordinator, &["certs", "issue", "--dir", certs, "--role", "coordinator", "--node", "coordinator"])?;
+        run(
+            &coordinator,
+            &[
+                "certs",
+                "issue",
+                "--dir",
+                certs,
+                "--role",
+                "coordinator",
+                "--node",
+                "coordinator",
+            ],
+        )?;
         for (role, count) in [("prefill", spec.prefill), ("decode", spec.decode)] {
             for i in 0..count {
                 let node = format!("{role}-{i}");
-                run(&coordinator, &["certs", "issue", "--dir", certs, "--role", role, "--node", &node])?;
+                run(
+                    &coordinator,
+                    &["certs", "issue", "--dir", certs, "--role", role, "--node", &node],
+                )?;
             }
         }
         let http_port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let control_port = UdpSocket::bind("127.0.0.1:0")?.local_addr()?.port();
-        Ok(Self { spec, dir, http_port, control_port, processes: Vec::new() })
+        Ok(Self {
+            spec,
+            dir,
+            http_port,
+            control_port,
+            processes: Vec::new(),
+        })
     }
 
     /// The cluster's directory.
@@ -214,7 +256,10 @@ impl Cluster {
             settings.push(format!("node.id={name}"));
         }
         settings.extend(self.spec.settings.iter().cloned());
-        settings.into_iter().flat_map(|setting| ["--set".to_owned(), setting]).collect()
+        settings
+            .into_iter()
+            .flat_map(|setting| ["--set".to_owned(), setting])
+            .collect()
     }
 
     /// Starts the coordinator.
@@ -230,7 +275,11 @@ impl Cluster {
     /// Starts a process of this cluster with further settings.
     pub fn start_process(&mut self, name: &str, program: &str, settings: &[&str]) -> Result<()> {
         let mut arguments = self.arguments(name);
-        arguments.extend(settings.iter().flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()]));
+        arguments.extend(
+            settings
+                .iter()
+                .flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()]),
+        );
         let process = Process::start(name, &binary(program)?, &arguments, self.dir.path())?;
         self.processes.retain(|p| p.name != name);
         self.processes.push(process);
@@ -239,7 +288,10 @@ impl Cluster {
 
     /// A process by name.
     pub fn process(&mut self, name: &str) -> Result<&mut Process> {
-        self.processes.iter_mut().find(|p| p.name == name).with_context(|| format!("no process {name}"))
+        self.processes
+            .iter_mut()
+            .find(|p| p.name == name)
+            .with_context(|| format!("no process {name}"))
     }
 
     /// Ends a process at once (SIGKILL).
@@ -285,12 +337,19 @@ impl Cluster {
 
     /// The logs of all processes.
     pub fn logs(&self) -> String {
-        self.processes.iter().map(|p| format!("--- {}\n{}\n", p.name, p.log())).collect()
+        self.processes
+            .iter()
+            .map(|p| format!("--- {}\n{}\n", p.name, p.log()))
+            .collect()
     }
 
     /// The coordinator's metrics page.
     pub async fn metrics(&self) -> Result<String> {
-        Ok(reqwest::get(format!("{}/metrics", self.url())).await?.error_for_status()?.text().await?)
+        Ok(reqwest::get(format!("{}/metrics", self.url()))
+            .await?
+            .error_for_status()?
+            .text()
+            .await?)
     }
 }
 

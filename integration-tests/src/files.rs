@@ -14,10 +14,16 @@ pub fn root() -> PathBuf {
 pub fn binary(name: &str) -> Result<PathBuf> {
     let test = std::env::current_exe().context("where the test's own binary is")?;
     // <target>/<profile>/deps/<test>
-    let profile = test.parent().and_then(Path::parent).context("the test's binary has no profile directory")?;
+    let profile = test
+        .parent()
+        .and_then(Path::parent)
+        .context("the test's binary has no profile directory")?;
     let path = profile.join(name);
     if !path.is_file() {
-        bail!("{} does not exist: run `cargo build --release` (scripts/test does)", path.display());
+        bail!(
+            "{} does not exist: run `cargo build --release` (scripts/test does)",
+            path.display()
+        );
     }
     Ok(path)
 }
@@ -28,12 +34,20 @@ pub fn tiny_model() -> PathBuf {
 }
 
 /// The default model. Errors, saying what to do, if it has not been fetched.
-#[allow(clippy::disallowed_methods, reason = "tests are told by the environment where the model is")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "tests are told by the environment where the model is"
+)]
 pub fn default_model() -> Result<PathBuf> {
-    let path = std::env::var("BATON_TEST_MODEL")
-        .map_or_else(|_| root().join(".baton/models/SmolLM2-135M-Instruct.Q4_1.gguf"), PathBuf::from);
+    let path = std::env::var("BATON_TEST_MODEL").map_or_else(
+        |_| root().join(".baton/models/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        PathBuf::from,
+    );
     if !path.is_file() {
-        bail!("{} does not exist: run scripts/fetch-model (scripts/test does)", path.display());
+        bail!(
+            "{} does not exist: run scripts/fetch-model (scripts/test does)",
+            path.display()
+        );
     }
     Ok(path)
 }

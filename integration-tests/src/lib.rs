@@ -3,7 +3,20 @@
 //! * [`cluster`]: a coordinator and its nodes as processes on loopback, with certificates of their own.
 //! * [`files`]: where binaries and models are.
 //! * [`client`]: requests and server-sent events.
+//! * [`wire`]: a client that sends whatever bytes a test wants.
+//! * [`scene`]: a pair of nodes that is watched while a test mistreats it.
+//! * [`ask`], [`load`]: requests whose answers are known, sent while something happens to the cluster.
+//! * [`vitals`]: what a cluster says about its own state.
+//! * [`storm`]: clients that go away.
+//! * [`random`]: seeded random numbers.
 
+pub mod ask;
 pub mod client;
 pub mod cluster;
 pub mod files;
+pub mod load;
+pub mod random;
+pub mod storm;
+pub mod scene;
+pub mod vitals;
+pub mod wire;

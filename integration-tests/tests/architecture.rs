@@ -18,8 +18,30 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("kv-transfer", &["protocol", "config", "runtime"]),
     ("coordinator", &["protocol", "config", "runtime", "model-files"]),
     ("node-shell", &["protocol", "config", "runtime", "engine", "model"]),
-    ("prefill-node", &["protocol", "config", "runtime", "engine", "model", "kv-transfer", "node-shell"]),
-    ("decode-node", &["protocol", "config", "runtime", "engine", "model", "kv-transfer", "node-shell"]),
+    (
+        "prefill-node",
+        &[
+            "protocol",
+            "config",
+            "runtime",
+            "engine",
+            "model",
+            "kv-transfer",
+            "node-shell",
+        ],
+    ),
+    (
+        "decode-node",
+        &[
+            "protocol",
+            "config",
+            "runtime",
+            "engine",
+            "model",
+            "kv-transfer",
+            "node-shell",
+        ],
+    ),
 ];
 /// May depend on everything; nobody depends on it.
 const TOP: &str = "integration-tests";
@@ -27,8 +49,18 @@ const TOP: &str = "integration-tests";
 const MAX_LINES: usize = 500;
 /// What the code of a core may not contain.
 const IMPURE: &[&str] = &[
-    "async fn", "async move", ".await", "tokio::", "std::net", "std::fs", "std::thread", "std::env", "Instant::now",
-    "SystemTime::now", "getrandom", "Clock",
+    "async fn",
+    "async move",
+    ".await",
+    "tokio::",
+    "std::net",
+    "std::fs",
+    "std::thread",
+    "std::env",
+    "Instant::now",
+    "SystemTime::now",
+    "getrandom",
+    "Clock",
 ];
 
 fn sources(dir: &Path, out: &mut Vec<PathBuf>) -> Result<()> {
@@ -49,8 +81,10 @@ fn members() -> Vec<&'static str> {
 
 #[test]
 fn crates_depend_only_on_what_the_table_allows() -> Result<()> {
-    let metadata =
-        cargo_metadata::MetadataCommand::new().manifest_path(root().join("Cargo.toml")).no_deps().exec()?;
+    let metadata = cargo_metadata::MetadataCommand::new()
+        .manifest_path(root().join("Cargo.toml"))
+        .no_deps()
+        .exec()?;
     let allowed: BTreeMap<_, _> = ARROWS.iter().copied().collect();
     let ours = members();
     let mut found: Vec<_> = metadata.packages.iter().map(|p| p.name.to_string()).collect();
@@ -66,7 +100,9 @@ fn crates_depend_only_on_what_the_table_allows() -> Result<()> {
                 continue;
             }
             assert_ne!(target, TOP, "{name} depends on {TOP}");
-            let Some(may) = allowed.get(name.as_str()) else { continue };
+            let Some(may) = allowed.get(name.as_str()) else {
+                continue;
+            };
             assert!(may.contains(&target), "{name} must not depend on {target}");
         }
     }
@@ -82,7 +118,10 @@ fn cores_are_pure() -> Result<()> {
             cores.push(core);
         }
     }
-    assert!(cores.len() >= 3, "coordinator, kv-transfer and prefill-node have cores: {cores:?}");
+    assert!(
+        cores.len() >= 3,
+        "coordinator, kv-transfer and prefill-node have cores: {cores:?}"
+    );
     let mut files = Vec::new();
     for core in &cores {
         sources(core, &mut files)?;
@@ -126,7 +165,10 @@ fn every_crate_says_why_it_exists() -> Result<()> {
     for member in members() {
         let text = fs::read_to_string(root().join(member).join("src/lib.rs"))?;
         let first = text.lines().next().unwrap_or_default();
-        assert!(first.starts_with("//! ") && first.len() > 30, "{member}/src/lib.rs opens with {first:?}");
+        assert!(
+            first.starts_with("//! ") && first.len() > 30,
+            "{member}/src/lib.rs opens with {first:?}"
+        );
         assert!(text.contains("//! "), "{member} has no crate documentation");
     }
     Ok(())

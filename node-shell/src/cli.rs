@@ -10,7 +10,11 @@ use runtime::telemetry;
 use crate::process::{Node, NodeContext, NodeError, NodeRole, load_model};
 
 /// Runs a node of `role` to its end. Errors are one line on standard error and exit code 1.
-pub fn main<R: NodeRole>(args: &ConfigArgs, role: Role, build: impl FnOnce(NodeContext) -> Result<R, String>) -> ExitCode {
+pub fn main<R: NodeRole>(
+    args: &ConfigArgs,
+    role: Role,
+    build: impl FnOnce(NodeContext) -> Result<R, String>,
+) -> ExitCode {
     match start(args, role, build) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -20,12 +24,19 @@ pub fn main<R: NodeRole>(args: &ConfigArgs, role: Role, build: impl FnOnce(NodeC
     }
 }
 
-#[allow(clippy::print_stderr, reason = "the log may not be set up yet, and this line is for whoever started the process")]
+#[allow(
+    clippy::print_stderr,
+    reason = "the log may not be set up yet, and this line is for whoever started the process"
+)]
 fn report(role: Role, error: &NodeError) {
     eprintln!("{role}-node: {error}");
 }
 
-fn start<R: NodeRole>(args: &ConfigArgs, role: Role, build: impl FnOnce(NodeContext) -> Result<R, String>) -> Result<(), NodeError> {
+fn start<R: NodeRole>(
+    args: &ConfigArgs,
+    role: Role,
+    build: impl FnOnce(NodeContext) -> Result<R, String>,
+) -> Result<(), NodeError> {
     let config = config::load(args)?;
     if let Some(answer) = args.answer(&config)? {
         print(&answer);
@@ -37,11 +48,17 @@ fn start<R: NodeRole>(args: &ConfigArgs, role: Role, build: impl FnOnce(NodeCont
         .worker_threads(2)
         .enable_all()
         .build()
-        .map_err(|source| NodeError::System { what: "cannot start the async runtime", source })?;
+        .map_err(|source| NodeError::System {
+            what: "cannot start the async runtime",
+            source,
+        })?;
     runtime.block_on(serve(config, role, build))
 }
 
-#[allow(clippy::print_stdout, reason = "--print-config and --check answer on standard output")]
+#[allow(
+    clippy::print_stdout,
+    reason = "--print-config and --check answer on standard output"
+)]
 fn print(answer: &str) {
     print!("{answer}");
 }
@@ -51,8 +68,10 @@ async fn serve<R: NodeRole>(
     role: Role,
     build: impl FnOnce(NodeContext) -> Result<R, String>,
 ) -> Result<(), NodeError> {
-    let shutdown =
-        Shutdown::on_signals().map_err(|source| NodeError::System { what: "cannot install signal handlers", source })?;
+    let shutdown = Shutdown::on_signals().map_err(|source| NodeError::System {
+        what: "cannot install signal handlers",
+        source,
+    })?;
     // Without a reader there is no registry either: samples that nobody collects would pile up.
     if !config.node.metrics_listen.is_empty() {
         let metrics = telemetry::install_metrics()?;

@@ -52,8 +52,16 @@ pub struct TokenEvent {
 
 /// Commands may be refused when the queue is full.
 pub(crate) enum Command {
-    Add { spec: Box<SequenceSpec>, tap: Option<Box<dyn StepTap>>, reply: oneshot::Sender<Result<SequenceStream, SubmitError>> },
-    Reserve { tokens: usize, growth: usize, reply: oneshot::Sender<Result<ReservedBlocks, SubmitError>> },
+    Add {
+        spec: Box<SequenceSpec>,
+        tap: Option<Box<dyn StepTap>>,
+        reply: oneshot::Sender<Result<SequenceStream, SubmitError>>,
+    },
+    Reserve {
+        tokens: usize,
+        growth: usize,
+        reply: oneshot::Sender<Result<ReservedBlocks, SubmitError>>,
+    },
     Commit {
         reserved: ReservedBlocks,
         spec: Box<SequenceSpec>,
@@ -151,7 +159,8 @@ impl State {
             }
             idle = !self.step();
             let load = EngineLoad::new(&self.engine);
-            self.load.send_if_modified(|current| std::mem::replace(current, load) != load);
+            self.load
+                .send_if_modified(|current| std::mem::replace(current, load) != load);
         }
     }
 
@@ -181,10 +190,18 @@ impl State {
                 let reserved = self.engine.reserve(tokens, growth).map_err(SubmitError::from);
                 let _unheard = reply.send(reserved.map(|r| ReservedBlocks::new(r, self.inbox.clone())));
             }
-            Command::Commit { reserved, spec, num_computed, reply } => {
+            Command::Commit {
+                reserved,
+                spec,
+                num_computed,
+                reply,
+            } => {
                 let capacity = event_capacity(&spec);
                 let Some(reservation) = reserved.take() else { return };
-                let committed = self.engine.commit(reservation, *spec, num_computed).map_err(SubmitError::from);
+                let committed = self
+                    .engine
+                    .commit(reservation, *spec, num_computed)
+                    .map_err(SubmitError::from);
                 let _unheard = reply.send(committed.map(|id| self.track(id, capacity, None)));
             }
         }
@@ -193,7 +210,16 @@ impl State {
     fn track(&mut self, id: SequenceId, capacity: usize, tap: Option<Box<dyn StepTap>>) -> SequenceStream {
         let (events, receiver) = mpsc::channel(capacity);
         let waiting_since = self.clock.now();
-        self.records.insert(id, Record { events, tap, waiting_since, queued: None, computed: Duration::ZERO });
+        self.records.insert(
+            id,
+            Record {
+                events,
+                tap,
+                waiting_since,
+                queued: None,
+                computed: Duration::ZERO,
+            },
+        );
         SequenceStream::new(id, receiver, self.inbox.clone())
     }
 
@@ -204,10 +230,18 @@ impl State {
         let rows = plan.token_ids.len();
         for planned in &plan.sequences {
             if let Some(record) = self.records.get_mut(&planned.id) {
-                record.queued.get_or_insert(started.saturating_duration_since(record.waiting_since));
+                record
+                    .queued
+                    .get_or_insert(started.saturating_duration_since(record.waiting_since));
             }
         }
-        let outcome = self.runner.execute(plan, &mut Taps { plan, records: &mut self.records });
+        let outcome = self.runner.execute(
+            plan,
+            &mut Taps {
+                plan,
+                records: &mut self.records,
+            },
+        );
         let elapsed = self.clock.now().saturating_duration_since(started);
         for planned in &plan.sequences {
             if let Some(record) = self.records.get_mut(&planned.id) {
@@ -235,10 +269,26 @@ impl State {
         let mut events = std::mem::take(&mut self.events);
         for event in events.drain(..) {
             match event {
-                EngineEvent::Token { id, token, batch_size, prompt_logprobs, finish } => {
-                    let Some(record) = self.records.get_mut(&id) else { continue };
+                EngineEvent::Token {
+                    id,
+                    token,
+                    batch_size,
+                    prompt_logprobs,
+                    finish,
+                } => {
+                    let Some(record) = self.records.get_mut(&id) else {
+                        continue;
+                    };
                     let timing = record.timing(batch_size, now);
-                    record.send(id, SequenceEvent::Token(TokenEvent { token, timing, prompt_logprobs, finish }));
+                    record.send(
+                        id,
+                        SequenceEvent::Token(TokenEvent {
+                            token,
+                            timing,
+                            prompt_logprobs,
+                            finish,
+                        }),
+                    );
                 }
                 EngineEvent::Failed { id, message } => {
                     if let Some(record) = self.records.remove(&id) {
@@ -283,7 +333,9 @@ struct Taps<'a> {
 impl LayerObserver for Taps<'_> {
     fn layer_computed(&mut self, layer: u32) {
         for planned in &self.plan.sequences {
-            let Some(tap) = self.records.get_mut(&planned.id).and_then(|record| record.tap.as_mut()) else { continue };
+            let Some(tap) = self.records.get_mut(&planned.id).and_then(|record| record.tap.as_mut()) else {
+                continue;
+            };
             let computed = planned.start_position + planned.rows.len;
             tap.layer_computed(layer, computed, &self.plan.block_ids[planned.blocks.range()]);
         }
@@ -293,7 +345,11 @@ impl LayerObserver for Taps<'_> {
 /// Every token the sequence can still get, and one failure.
 fn event_capacity(spec: &SequenceSpec) -> usize {
     let generated = spec.token_ids.len().saturating_sub(spec.prompt_len);
-    let left = if spec.first_only { 1 } else { (spec.stop.max_tokens as usize).saturating_sub(generated) };
+    let left = if spec.first_only {
+        1
+    } else {
+        (spec.stop.max_tokens as usize).saturating_sub(generated)
+    };
     left + 2
 }
 

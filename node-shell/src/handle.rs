@@ -90,7 +90,10 @@ impl SubmitError {
             Self::Stopped => JobErrorKind::Draining,
             Self::Invalid(_) => JobErrorKind::Invalid,
         };
-        JobError { kind, message: self.to_string() }
+        JobError {
+            kind,
+            message: self.to_string(),
+        }
     }
 }
 
@@ -115,7 +118,10 @@ impl From<AddError> for SubmitError {
 impl From<ReserveError> for SubmitError {
     fn from(error: ReserveError) -> Self {
         match error {
-            ReserveError::NoBlocks { needed, free, .. } => Self::NoBlocks { needed: narrow(needed), free: narrow(free) },
+            ReserveError::NoBlocks { needed, free, .. } => Self::NoBlocks {
+                needed: narrow(needed),
+                free: narrow(free),
+            },
             ReserveError::NoSlots { .. } => Self::Full(error.to_string()),
             ReserveError::Empty | ReserveError::TooLong { .. } => Self::Invalid(error.to_string()),
         }
@@ -146,7 +152,11 @@ impl EngineHandle {
     /// Adds a sequence whose KV is computed here. `tap` follows its layers.
     pub async fn add(&self, spec: SequenceSpec, tap: Option<Box<dyn StepTap>>) -> Result<SequenceStream, SubmitError> {
         let (reply, answer) = oneshot::channel();
-        self.inbox.push(Command::Add { spec: Box::new(spec), tap, reply })?;
+        self.inbox.push(Command::Add {
+            spec: Box::new(spec),
+            tap,
+            reply,
+        })?;
         answer.await.map_err(|_| SubmitError::Stopped)?
     }
 
@@ -165,7 +175,12 @@ impl EngineHandle {
         num_computed: usize,
     ) -> Result<SequenceStream, SubmitError> {
         let (reply, answer) = oneshot::channel();
-        self.inbox.push(Command::Commit { reserved, spec: Box::new(spec), num_computed, reply })?;
+        self.inbox.push(Command::Commit {
+            reserved,
+            spec: Box::new(spec),
+            num_computed,
+            reply,
+        })?;
         answer.await.map_err(|_| SubmitError::Stopped)?
     }
 
@@ -207,7 +222,10 @@ pub struct ReservedBlocks {
 
 impl ReservedBlocks {
     pub(crate) fn new(reservation: Reservation, inbox: EngineInbox) -> Self {
-        Self { reservation: Some(reservation), inbox }
+        Self {
+            reservation: Some(reservation),
+            inbox,
+        }
     }
 
     /// The blocks, in the order of the block table.

@@ -38,7 +38,11 @@ impl JobStream {
 
     /// Ends the job with an error.
     pub async fn fail(self, kind: JobErrorKind, message: impl Into<String>) -> Result<(), JobGone> {
-        self.end(&JobEvent::Failed(JobError { kind, message: message.into() })).await
+        self.end(&JobEvent::Failed(JobError {
+            kind,
+            message: message.into(),
+        }))
+        .await
     }
 
     /// Resolves when the coordinator cancels the job or the link is lost. Cancel-safe.
@@ -63,7 +67,10 @@ pub fn check_tokens(token_ids: &[u32], vocab_size: u32, max_seq_len: usize) -> R
         ));
     }
     match token_ids.iter().position(|id| *id >= vocab_size) {
-        Some(i) => Err(format!("token_ids[{i}] = {} is not below the vocabulary size {vocab_size}", token_ids[i])),
+        Some(i) => Err(format!(
+            "token_ids[{i}] = {} is not below the vocabulary size {vocab_size}",
+            token_ids[i]
+        )),
         None => Ok(()),
     }
 }

@@ -73,7 +73,9 @@ impl<R: NodeRole> Member<R> {
                     tracing::error!(%coordinator, %reason, "the coordinator refuses this node");
                     wait = longest;
                 }
-                other => tracing::warn!(%coordinator, reason = %other, retry_ms = wait.as_millis() as u64, "no coordinator"),
+                other => {
+                    tracing::warn!(%coordinator, reason = %other, retry_ms = wait.as_millis() as u64, "no coordinator")
+                }
             }
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
@@ -95,7 +97,10 @@ impl<R: NodeRole> Member<R> {
     }
 
     async fn join(&self, coordinator: &str) -> Result<(Link, MessageWriter, MessageReader), SessionEnd> {
-        let expect = Expect { role: Role::Coordinator, node: None };
+        let expect = Expect {
+            role: Role::Coordinator,
+            node: None,
+        };
         let link = self.endpoint.connect(coordinator, Alpn::Control, expect).await?;
         let hello = async {
             let (send, recv) = link.connection.open_bi().await.map_err(FramingError::from)?;
@@ -156,7 +161,11 @@ impl<R: NodeRole> Member<R> {
             };
             let ended = match (draining, slot) {
                 (true, _) => stream.fail(JobErrorKind::Draining, "the node is draining").await,
-                (false, Err(_)) => stream.fail(JobErrorKind::Overloaded, "node.max_jobs jobs are held already").await,
+                (false, Err(_)) => {
+                    stream
+                        .fail(JobErrorKind::Overloaded, "node.max_jobs jobs are held already")
+                        .await
+                }
                 (false, Ok(_slot)) => role.handle(job, stream).await,
             };
             if let Err(gone) = ended {
@@ -206,13 +215,21 @@ mod tests {
     #[test]
     fn a_change_is_reported_at_once_and_silence_is_broken_now_and_then() {
         let mut reports = Reports::default();
-        let idle = EngineLoad { free_blocks: 8, ..EngineLoad::default() };
+        let idle = EngineLoad {
+            free_blocks: 8,
+            ..EngineLoad::default()
+        };
         assert_eq!(reports.next(idle, false).map(|r| r.sequence), Some(1));
         assert_eq!(reports.next(idle, false), None);
         let busy = EngineLoad { free_blocks: 7, ..idle };
-        assert_eq!(reports.next(busy, false).map(|r| (r.sequence, r.free_blocks)), Some((2, 7)));
+        assert_eq!(
+            reports.next(busy, false).map(|r| (r.sequence, r.free_blocks)),
+            Some((2, 7))
+        );
         assert_eq!(reports.next(busy, true).map(|r| r.draining), Some(true));
-        let silent = (0..QUIET_INTERVALS - 1).filter(|_| reports.next(busy, true).is_some()).count();
+        let silent = (0..QUIET_INTERVALS - 1)
+            .filter(|_| reports.next(busy, true).is_some())
+            .count();
         assert_eq!(silent, 0);
         assert!(reports.next(busy, true).is_some());
     }

@@ -155,18 +155,15 @@ impl<R: NodeRole> Node<R> {
         let endpoint =
             Arc::new(QuicEndpoint::bind(identity, &config.node.listen, &config.cluster, &config.transfer).await?);
         let max_seq_len = config.limits.max_seq_len.min(model.max_position_embeddings);
-        let limits = EngineLimits {
-            total_blocks: model.pool.total_blocks(),
-            block_tokens: config.engine.kv_block_tokens,
-            max_num_seqs: config.engine.max_num_seqs,
-            max_batch_tokens: config.engine.max_batch_tokens,
-            prefill_chunk_tokens: config.engine.prefill_chunk_tokens,
-            max_seq_len,
-        };
+        let limits = engine_limits(&config, &model.pool, max_seq_len);
         let layout = *model.pool.layout();
         let (engine, thread) =
-            engine_thread::start(Engine::new(limits)?, model.runner, Clock, 2 * config.node.max_jobs + 16)
-                .map_err(|source| NodeError::System { what: "cannot start the engine thread", source })?;
+            engine_thread::start(Engine::new(limits)?, model.runner, Clock, 2 * config.node.max_jobs + 16).map_err(
+                |source| NodeError::System {
+                    what: "cannot start the engine thread",
+                    source,
+                },
+            )?;
         let hello = Hello {
             protocol_version: PROTOCOL_VERSION,
             node,
@@ -208,7 +205,14 @@ impl<R: NodeRole> Node<R> {
             tokio::spawn(Arc::clone(&member).serve(coordinator.clone()));
         }
         let drain_timeout = Duration::from_millis(config.node.drain_timeout_ms);
-        Ok(Self { member, endpoint, engine, thread, shutdown, drain_timeout })
+        Ok(Self {
+            member,
+            endpoint,
+            engine,
+            thread,
+            shutdown,
+            drain_timeout,
+        })
     }
 
     /// What the node says about itself.
@@ -241,7 +245,11 @@ impl<R: NodeRole> Node<R> {
         self.endpoint.close("the node stops").await;
         self.engine.close();
         let joined = tokio::task::spawn_blocking(move || self.thread.join()).await;
-        if joined.is_ok_and(|clean| clean) { Ok(()) } else { Err(NodeError::EngineDied) }
+        if joined.is_ok_and(|clean| clean) {
+            Ok(())
+        } else {
+            Err(NodeError::EngineDied)
+        }
     }
 }
 
@@ -252,13 +260,28 @@ async fn accept_kv<R: NodeRole>(endpoint: Arc<QuicEndpoint>, role: Arc<R>) {
     }
 }
 
+fn engine_limits(config: &Config, pool: &KvPool, max_seq_len: usize) -> EngineLimits {
+    EngineLimits {
+        total_blocks: pool.total_blocks(),
+        block_tokens: config.engine.kv_block_tokens,
+        max_num_seqs: config.engine.max_num_seqs,
+        max_batch_tokens: config.engine.max_batch_tokens,
+        prefill_chunk_tokens: config.engine.prefill_chunk_tokens,
+        max_seq_len,
+    }
+}
+
 fn own_name(config: &Config, role: Role, identity: &Identity) -> Result<NodeId, NodeError> {
     let found = identity.peer();
     let named = config.node.id.is_empty() || config.node.id == found.node.0;
     if found.role == role && named {
         return Ok(found.node.clone());
     }
-    let name = if config.node.id.is_empty() { "(any name)" } else { &config.node.id };
+    let name = if config.node.id.is_empty() {
+        "(any name)"
+    } else {
+        &config.node.id
+    };
     Err(NodeError::WrongCertificate {
         path: config.cluster.cert_path.clone(),
         found: found.to_string(),
@@ -267,11 +290,18 @@ fn own_name(config: &Config, role: Role, identity: &Identity) -> Result<NodeId, 
 }
 
 fn advertised(config: &Config, endpoint: &QuicEndpoint) -> Result<String, NodeError> {
-    if config.node.advertise.is_empty() { Ok(endpoint.local_addr()?.to_string()) } else { Ok(config.node.advertise.clone()) }
+    if config.node.advertise.is_empty() {
+        Ok(endpoint.local_addr()?.to_string())
+    } else {
+        Ok(config.node.advertise.clone())
+    }
 }
 
 /// Tells one life of a node from the next: wall-clock nanoseconds never repeat in practice, and need no randomness.
 fn boot_number(clock: Clock) -> u64 {
-    let since = clock.wall_time().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let since = clock
+        .wall_time()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -34,15 +34,27 @@ pub(crate) enum Refused {
 
 impl<C, R> Clone for Inbox<C, R> {
     fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared) }
+        Self {
+            shared: Arc::clone(&self.shared),
+        }
     }
 }
 
 impl<C, R> Inbox<C, R> {
     /// A queue of at most `capacity` commands.
     pub(crate) fn new(capacity: usize) -> Self {
-        let state = State { commands: VecDeque::with_capacity(capacity), returns: Vec::new(), closed: false };
-        Self { shared: Arc::new(Shared { state: Mutex::new(state), arrived: Condvar::new(), capacity }) }
+        let state = State {
+            commands: VecDeque::with_capacity(capacity),
+            returns: Vec::new(),
+            closed: false,
+        };
+        Self {
+            shared: Arc::new(Shared {
+                state: Mutex::new(state),
+                arrived: Condvar::new(),
+                capacity,
+            }),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<C, R>> {

@@ -34,7 +34,12 @@ fn spec(prompt: &[u32], max_tokens: u32) -> SequenceSpec {
         token_ids: prompt.to_vec(),
         prompt_len: prompt.len(),
         sampling: Arc::new(SamplingParams::greedy()),
-        stop: StopRules { max_tokens, eos_token_ids: vec![], ignore_eos: false, stop_token_ids: vec![] },
+        stop: StopRules {
+            max_tokens,
+            eos_token_ids: vec![],
+            ignore_eos: false,
+            stop_token_ids: vec![],
+        },
         prompt_logprobs: false,
         on_finish: OnFinish::Release,
         first_only: false,
@@ -52,7 +57,9 @@ fn scripted() -> ScriptedRunner {
 async fn tokens(stream: &mut SequenceStream) -> Vec<u32> {
     let mut out = Vec::new();
     while let Some(event) = stream.next().await {
-        let SequenceEvent::Token(event) = event else { panic!("failed: {event:?}") };
+        let SequenceEvent::Token(event) = event else {
+            panic!("failed: {event:?}")
+        };
         assert_eq!(event.token.position as usize, out.len());
         out.push(event.token.token);
         if event.finish.is_some() {
@@ -79,7 +86,13 @@ async fn many_sequences_get_their_tokens_and_leave_nothing_behind() {
     let mut streams = Vec::new();
     for i in 0..20u32 {
         let prompt: Vec<u32> = (0..5 + i).map(|t| t * 7 + i).collect();
-        let (expected, _) = MODEL.generate(&prompt, prompt.len(), &SamplingParams::greedy(), &spec(&prompt, 9).stop, 128);
+        let (expected, _) = MODEL.generate(
+            &prompt,
+            prompt.len(),
+            &SamplingParams::greedy(),
+            &spec(&prompt, 9).stop,
+            128,
+        );
         streams.push((handle.add(spec(&prompt, 9), None).await.expect("added"), expected));
     }
     for (stream, expected) in &mut streams {
@@ -113,7 +126,10 @@ async fn reservations_come_back_when_dropped_and_run_when_committed() {
     idle(&handle).await;
     let all = handle.reserve(127, 5).await.expect("reserved");
     let more = handle.reserve(127, 5).await.expect("reserved");
-    assert!(matches!(handle.reserve(127, 5).await, Err(SubmitError::NoBlocks { needed: 32, free: 0 })));
+    assert!(matches!(
+        handle.reserve(127, 5).await,
+        Err(SubmitError::NoBlocks { needed: 32, free: 0 })
+    ));
     assert!(matches!(handle.reserve(128, 5).await, Err(SubmitError::Invalid(_))));
     drop((all, more));
     idle(&handle).await;
@@ -127,14 +143,22 @@ struct Gated {
 
 impl Runner for Gated {
     fn execute(&mut self, plan: &StepPlan, observer: &mut dyn LayerObserver) -> Result<StepOutput, RunnerError> {
-        self.permits.recv().map_err(|_| RunnerError::Failed("no more permits".to_owned()))?;
+        self.permits
+            .recv()
+            .map_err(|_| RunnerError::Failed("no more permits".to_owned()))?;
         self.inner.execute(plan, observer)
     }
 }
 
 fn gated() -> (Box<Gated>, SyncSender<()>) {
     let (sender, permits) = sync_channel(1000);
-    (Box::new(Gated { inner: scripted(), permits }), sender)
+    (
+        Box::new(Gated {
+            inner: scripted(),
+            permits,
+        }),
+        sender,
+    )
 }
 
 #[tokio::test]
@@ -195,7 +219,9 @@ struct Notes(SyncSender<(u32, u32, usize)>);
 
 impl StepTap for Notes {
     fn layer_computed(&mut self, layer: u32, computed_tokens: u32, blocks: &[BlockId]) {
-        self.0.send((layer, computed_tokens, blocks.len())).expect("the test listens");
+        self.0
+            .send((layer, computed_tokens, blocks.len()))
+            .expect("the test listens");
     }
 }
 
@@ -204,9 +230,15 @@ async fn a_tap_sees_every_layer_of_every_chunk_and_held_blocks_stay_until_the_dr
     let (handle, _thread) = start(engine(), Box::new(scripted()), Clock, 64).expect("a thread");
     let (notes, heard) = sync_channel(100);
     let prompt: Vec<u32> = (0..18).collect();
-    let held = SequenceSpec { on_finish: OnFinish::Hold, first_only: true, ..spec(&prompt, 7) };
+    let held = SequenceSpec {
+        on_finish: OnFinish::Hold,
+        first_only: true,
+        ..spec(&prompt, 7)
+    };
     let mut stream = handle.add(held, Some(Box::new(Notes(notes)))).await.expect("added");
-    let Some(SequenceEvent::Token(first)) = stream.next().await else { panic!("no token") };
+    let Some(SequenceEvent::Token(first)) = stream.next().await else {
+        panic!("no token")
+    };
     assert_eq!(first.finish, None, "the first token alone does not end the request");
     assert_eq!(first.timing.batch_size, 1);
     let heard: Vec<_> = heard.try_iter().collect();
@@ -228,8 +260,14 @@ async fn limits_end_a_sequence_with_their_reason() {
         Some(SequenceEvent::Token(token)) => assert_eq!(token.finish, Some(FinishReason::Length)),
         other => panic!("{other:?}"),
     }
-    assert!(matches!(handle.add(spec(&[1; 128], 1), None).await.map(drop), Err(SubmitError::Invalid(_))));
+    assert!(matches!(
+        handle.add(spec(&[1; 128], 1), None).await.map(drop),
+        Err(SubmitError::Invalid(_))
+    ));
     handle.close();
     assert!(thread.join());
-    assert!(matches!(handle.add(spec(&[1], 1), None).await.map(drop), Err(SubmitError::Stopped)));
+    assert!(matches!(
+        handle.add(spec(&[1], 1), None).await.map(drop),
+        Err(SubmitError::Stopped)
+    ));
 }

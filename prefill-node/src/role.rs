@@ -52,7 +52,10 @@ impl From<TransferError> for Stop {
 
 impl Stop {
     fn failed(kind: JobErrorKind, message: impl Into<String>) -> Self {
-        Self::Failed(JobError { kind, message: message.into() })
+        Self::Failed(JobError {
+            kind,
+            message: message.into(),
+        })
     }
 }
 
@@ -80,14 +83,19 @@ impl PrefillRole {
 
     /// Carries the job out; returns its last event.
     async fn work(&self, job: &PrefillJob, deadline: Instant, stream: &mut JobStream) -> Result<JobEvent, Stop> {
-        self.check(job).map_err(|problem| Stop::failed(JobErrorKind::Invalid, problem))?;
+        self.check(job)
+            .map_err(|problem| Stop::failed(JobErrorKind::Invalid, problem))?;
         let mut handoff = match &job.handoff {
             Some(target) => Some(self.open(job, target, deadline)?),
             None => None,
         };
         let tap = handoff.as_ref().map(|handoff| self.tap(job, handoff));
-        let mut sequence =
-            self.context.engine.add(spec(job), tap).await.map_err(|error| Stop::Failed(error.into_job_error()))?;
+        let mut sequence = self
+            .context
+            .engine
+            .add(spec(job), tap)
+            .await
+            .map_err(|error| Stop::Failed(error.into_job_error()))?;
         let first = first_token(&mut sequence, handoff.as_mut(), stream).await?;
         let token = first.token.clone();
         let event = FirstToken {
@@ -123,18 +131,34 @@ impl PrefillRole {
         };
         let schedule = self.schedule(job, target.have_blocks);
         let Some(blocks) = schedule.prompt_blocks().checked_sub(target.have_blocks) else {
-            let problem = format!("handoff.have_blocks = {}, the prompt has {}", target.have_blocks, schedule.prompt_blocks());
+            let problem = format!(
+                "handoff.have_blocks = {}, the prompt has {}",
+                target.have_blocks,
+                schedule.prompt_blocks()
+            );
             return Err(Stop::failed(JobErrorKind::Invalid, problem));
         };
-        let extent = Extent { layers: self.context.layout.num_layers, first_block: target.have_blocks, blocks };
+        let extent = Extent {
+            layers: self.context.layout.num_layers,
+            first_block: target.have_blocks,
+            blocks,
+        };
         let push = self.pusher.open(target, open, extent, deadline)?;
-        Ok(Handoff { push, backlog: Backlog::new() })
+        Ok(Handoff {
+            push,
+            backlog: Backlog::new(),
+        })
     }
 
     fn schedule(&self, job: &PrefillJob, have_blocks: u32) -> PushSchedule {
         // `check` has bounded the length by the vocabulary of positions, which has 32 bits.
         let tokens = u32::try_from(job.token_ids.len()).unwrap_or(u32::MAX);
-        PushSchedule::new(self.context.layout, tokens, have_blocks, self.context.config.transfer.frame_bytes)
+        PushSchedule::new(
+            self.context.layout,
+            tokens,
+            have_blocks,
+            self.context.config.transfer.frame_bytes,
+        )
     }
 
     fn tap(&self, job: &PrefillJob, handoff: &Handoff) -> Box<dyn StepTap> {
@@ -178,7 +202,11 @@ impl NodeRole for PrefillRole {
     async fn handle(&self, job: Job, stream: JobStream) -> Result<(), JobGone> {
         match job {
             Job::Prefill(job) => self.prefill(job, stream).await,
-            Job::Decode(_) => stream.fail(JobErrorKind::Invalid, "a decode job was sent to a prefill node").await,
+            Job::Decode(_) => {
+                stream
+                    .fail(JobErrorKind::Invalid, "a decode job was sent to a prefill node")
+                    .await
+            }
         }
     }
 
@@ -195,7 +223,11 @@ fn spec(job: &PrefillJob) -> SequenceSpec {
         sampling: Arc::new(job.sampling.clone()),
         stop: job.stop.clone(),
         prompt_logprobs: job.prompt_logprobs,
-        on_finish: if job.handoff.is_some() { OnFinish::Hold } else { OnFinish::Release },
+        on_finish: if job.handoff.is_some() {
+            OnFinish::Hold
+        } else {
+            OnFinish::Release
+        },
         first_only: true,
     }
 }

@@ -27,8 +27,14 @@ struct State {
 
 impl Backlog {
     pub(crate) fn new() -> Self {
-        let state = State { pieces: Vec::new(), blocks: Vec::new(), problem: None };
-        Self { state: Arc::new(Mutex::new(state)) }
+        let state = State {
+            pieces: Vec::new(),
+            blocks: Vec::new(),
+            problem: None,
+        };
+        Self {
+            state: Arc::new(Mutex::new(state)),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -46,8 +52,12 @@ impl Backlog {
             (std::mem::take(&mut state.pieces), std::mem::take(&mut state.blocks))
         };
         for piece in pieces {
-            let payload = pool.gather(layers(piece), of(piece, &blocks)?).map_err(|error| error.to_string())?;
-            push.push(part(piece), payload).await.map_err(|error| error.to_string())?;
+            let payload = pool
+                .gather(layers(piece), of(piece, &blocks)?)
+                .map_err(|error| error.to_string())?;
+            push.push(part(piece), payload)
+                .await
+                .map_err(|error| error.to_string())?;
         }
         Ok(())
     }
@@ -94,7 +104,10 @@ enum Stuck {
 impl Tap {
     fn hand_over(&self, piece: Piece, blocks: &[BlockId]) -> Result<(), Stuck> {
         let blocks = of(piece, blocks).map_err(Stuck::Problem)?;
-        let payload = self.pool.gather(layers(piece), blocks).map_err(|error| Stuck::Problem(error.to_string()))?;
+        let payload = self
+            .pool
+            .gather(layers(piece), blocks)
+            .map_err(|error| Stuck::Problem(error.to_string()))?;
         self.push.try_push(part(piece), payload).map_err(|error| match error {
             PushError::Full => Stuck::Full,
             PushError::Closed | PushError::TooLarge { .. } | PushError::Invalid(_) => Stuck::Problem(error.to_string()),
@@ -117,6 +130,11 @@ fn part(piece: Piece) -> Part {
 
 /// The local blocks of a piece.
 fn of(piece: Piece, blocks: &[BlockId]) -> Result<&[BlockId], String> {
-    let (start, end) = (piece.first_block as usize, piece.first_block as usize + piece.blocks as usize);
-    blocks.get(start..end).ok_or_else(|| format!("blocks {start}..{end} of a table of {}", blocks.len()))
+    let (start, end) = (
+        piece.first_block as usize,
+        piece.first_block as usize + piece.blocks as usize,
+    );
+    blocks
+        .get(start..end)
+        .ok_or_else(|| format!("blocks {start}..{end} of a table of {}", blocks.len()))
 }

@@ -129,8 +129,16 @@ pub fn differences(ours: (&ModelIdentity, &KvLayout), theirs: (&ModelIdentity, &
     let ((m, l), (n, k)) = (ours, theirs);
     differ("architecture", &m.architecture, &n.architecture);
     differ("vocabulary size", &m.vocab_size, &n.vocab_size);
-    differ("tokenizer hash", &format_args!("{:016x}", m.tokenizer_hash), &format_args!("{:016x}", n.tokenizer_hash));
-    differ("weights hash", &format_args!("{:032x}", m.weights_hash), &format_args!("{:032x}", n.weights_hash));
+    differ(
+        "tokenizer hash",
+        &format_args!("{:016x}", m.tokenizer_hash),
+        &format_args!("{:016x}", n.tokenizer_hash),
+    );
+    differ(
+        "weights hash",
+        &format_args!("{:032x}", m.weights_hash),
+        &format_args!("{:032x}", n.weights_hash),
+    );
     differ("numerics", &m.numerics, &n.numerics);
     differ("KV layout", l, k);
     out

@@ -37,7 +37,13 @@ impl PushSchedule {
     /// A schedule for `prompt_tokens` tokens, of which the receiver has the first `have_blocks` blocks. A group is sent once
     /// it holds `group_bytes` bytes.
     pub fn new(layout: KvLayout, prompt_tokens: u32, have_blocks: u32, group_bytes: usize) -> Self {
-        Self { layout, prompt_tokens, group_bytes, next_block: have_blocks, group_start: 0 }
+        Self {
+            layout,
+            prompt_tokens,
+            group_bytes,
+            next_block: have_blocks,
+            group_start: 0,
+        }
     }
 
     /// Blocks that hold the prompt.
@@ -64,7 +70,12 @@ impl PushSchedule {
         if bytes < self.group_bytes && !last {
             return None;
         }
-        let piece = Piece { first_layer: self.group_start, layers, first_block: self.next_block, blocks };
+        let piece = Piece {
+            first_layer: self.group_start,
+            layers,
+            first_block: self.next_block,
+            blocks,
+        };
         self.group_start = layer + 1;
         if last {
             self.next_block = end;
@@ -86,7 +97,13 @@ mod tests {
     use std::collections::HashSet;
 
     fn layout(num_layers: u32) -> KvLayout {
-        KvLayout { num_layers, num_kv_heads: 3, head_dim: 64, block_tokens: 16, dtype: KvDtype::F16 }
+        KvLayout {
+            num_layers,
+            num_kv_heads: 3,
+            head_dim: 64,
+            block_tokens: 16,
+            dtype: KvDtype::F16,
+        }
     }
 
     /// All (layer, block) pairs in the order in which they are sent, for chunks of the given lengths.
@@ -97,7 +114,11 @@ mod tests {
             computed += chunk;
             for layer in 0..layers {
                 if let Some(piece) = schedule.layer_computed(layer, computed) {
-                    assert_eq!(piece.first_layer + piece.layers, layer + 1, "only computed layers are sent");
+                    assert_eq!(
+                        piece.first_layer + piece.layers,
+                        layer + 1,
+                        "only computed layers are sent"
+                    );
                     for l in piece.first_layer..piece.first_layer + piece.layers {
                         out.extend((piece.first_block..piece.first_block + piece.blocks).map(|b| (l, b)));
                     }
@@ -113,7 +134,12 @@ mod tests {
         for layer in 0..29 {
             assert_eq!(schedule.layer_computed(layer, 40), None);
         }
-        let whole = Piece { first_layer: 0, layers: 30, first_block: 0, blocks: 3 };
+        let whole = Piece {
+            first_layer: 0,
+            layers: 30,
+            first_block: 0,
+            blocks: 3,
+        };
         assert_eq!(schedule.layer_computed(29, 40), Some(whole));
         assert!(schedule.is_complete());
     }
@@ -123,12 +149,22 @@ mod tests {
         // 512 tokens = 32 blocks of 12,288 bytes: two layers reach 512 KiB.
         let mut schedule = PushSchedule::new(layout(30), 512, 0, 512 << 10);
         assert_eq!(schedule.layer_computed(0, 512), None);
-        let group = Piece { first_layer: 0, layers: 2, first_block: 0, blocks: 32 };
+        let group = Piece {
+            first_layer: 0,
+            layers: 2,
+            first_block: 0,
+            blocks: 32,
+        };
         assert_eq!(schedule.layer_computed(1, 512), Some(group));
         for layer in 2..29 {
             schedule.layer_computed(layer, 512);
         }
-        let last = Piece { first_layer: 28, layers: 2, first_block: 0, blocks: 32 };
+        let last = Piece {
+            first_layer: 28,
+            layers: 2,
+            first_block: 0,
+            blocks: 32,
+        };
         assert_eq!(schedule.layer_computed(29, 512), Some(last));
     }
 

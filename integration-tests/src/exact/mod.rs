@@ -1,0 +1,14 @@
+//! One answer: what a cluster says must equal what one engine says, to the bit.
+//!
+//! * [`prompts`]: varied prompts of wanted lengths.
+//! * [`query`]: a request, as a body of every endpoint and as the parameters of the engine.
+//! * [`answer`]: an answer of any endpoint, read strictly, with its numbers as printed.
+//! * [`reference`](mod@reference): one engine in the test's own process.
+//! * [`expected`]: where an answer must end, by a search of its whole text.
+
+pub mod answer;
+pub mod expected;
+pub mod prompts;
+pub mod query;
+pub mod reference;
+pub mod shape;

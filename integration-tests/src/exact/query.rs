@@ -1,0 +1,224 @@
+//! A request, as a body of every endpoint and as the parameters of the engine.
+
+use protocol::sampling::{SamplingParams, StopRules};
+use serde_json::{Value, json};
+
+/// `model.model_name` of the clusters that are asked.
+pub const MODEL_NAME: &str = "exact";
+/// `top_k` of a sampled request that gives none, where the model's files give none either.
+const DEFAULT_TOP_K: u32 = 1_000;
+
+/// Which door a request takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// `POST /generate`.
+    Generate,
+    /// `POST /generate_stream`.
+    GenerateStream,
+    /// `POST /v1/completions`.
+    Completions,
+    /// `POST /v1/completions` with `stream`.
+    CompletionsStream,
+}
+
+impl Door {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Generate, Self::GenerateStream, Self::Completions, Self::CompletionsStream];
+
+    /// The path.
+    pub fn path(self) -> &'static str {
+        match self {
+            Self::Generate => "/generate",
+            Self::GenerateStream => "/generate_stream",
+            Self::Completions | Self::CompletionsStream => "/v1/completions",
+        }
+    }
+
+    /// True for the doors of TGI.
+    pub fn is_tgi(self) -> bool {
+        matches!(self, Self::Generate | Self::GenerateStream)
+    }
+
+    /// True if it answers with events.
+    pub fn is_stream(self) -> bool {
+        matches!(self, Self::GenerateStream | Self::CompletionsStream)
+    }
+}
+
+/// How tokens are drawn; absent fields are not sent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Draw {
+    /// Greedy if false; the other fields but `repetition_penalty` are then `None`.
+    pub sample: bool,
+    /// 1.0 if absent.
+    pub temperature: Option<f64>,
+    /// The server's default if absent.
+    pub top_k: Option<u32>,
+    /// Off if absent.
+    pub top_p: Option<f64>,
+    /// Off if absent; TGI only.
+    pub typical_p: Option<f64>,
+    /// Off if absent; OpenAI only.
+    pub min_p: Option<f64>,
+    /// Off if absent; a greedy request at `/v1` ignores it.
+    pub repetition_penalty: Option<f64>,
+    /// Off if absent; OpenAI only.
+    pub presence_penalty: Option<f64>,
+    /// Off if absent; OpenAI only.
+    pub frequency_penalty: Option<f64>,
+    /// At least 1.
+    pub seed: u64,
+}
+
+impl Draw {
+    /// Greedy, without penalties.
+    pub fn greedy() -> Self {
+        Self { seed: 1, ..Self::default() }
+    }
+
+    /// True if only one of the two families has what is asked.
+    pub fn belongs_to(&self, door: Door) -> bool {
+        let openai_only = self.min_p.is_some() || self.presence_penalty.is_some() || self.frequency_penalty.is_some();
+        let tgi_only = self.typical_p.is_some() || (!self.sample && self.repetition_penalty.is_some());
+        if door.is_tgi() { !openai_only } else { !tgi_only }
+    }
+
+    /// What the engine is to do, by the API's text. `top`: alternatives to report.
+    pub fn params(&self, vocab_size: usize, top: Option<u8>) -> SamplingParams {
+        let greedy = SamplingParams::greedy();
+        let single = |value: Option<f64>, off: f32| value.map_or(off, |value| value as f32);
+        let top_k = self.top_k.unwrap_or(DEFAULT_TOP_K);
+        let keeps_all = !self.sample || top_k as usize >= vocab_size;
+        SamplingParams {
+            greedy: !self.sample,
+            temperature: single(self.temperature, greedy.temperature),
+            top_k: if keeps_all { 0 } else { top_k },
+            top_p: single(self.top_p, greedy.top_p),
+            typical_p: single(self.typical_p, greedy.typical_p),
+            min_p: single(self.min_p, greedy.min_p),
+            repetition_penalty: single(self.repetition_penalty, greedy.repetition_penalty),
+            presence_penalty: single(self.presence_penalty, greedy.presence_penalty),
+            frequency_penalty: single(self.frequency_penalty, greedy.frequency_penalty),
+            seed: self.seed,
+            choice: 0,
+            top_logprobs: top,
+        }
+    }
+}
+
+/// A request.
+#[derive(Clone, Debug)]
+pub struct Query {
+    /// The prompt.
+    pub prompt: String,
+    /// Most tokens; absent fields are not sent.
+    pub max_tokens: Option<u32>,
+    /// How tokens are drawn.
+    pub draw: Draw,
+    /// Strings that end the answer.
+    pub stop: Vec<String>,
+    /// Tokens that end the answer; OpenAI only.
+    pub stop_token_ids: Vec<u32>,
+    /// Do not end at the model's end tokens; OpenAI only.
+    pub ignore_eos: bool,
+    /// Keep what ended the answer in its text; OpenAI only.
+    pub keep_stop: bool,
+    /// Alternatives to every token; OpenAI only.
+    pub top: u8,
+    /// Log-probabilities of the prompt; `/generate` only.
+    pub prompt_logprobs: bool,
+}
+
+impl Query {
+    /// Greedy, at most `max_tokens` tokens.
+    pub fn greedy(prompt: impl Into<String>, max_tokens: u32) -> Self {
+        Self {
+            prompt: prompt.into(),
+            max_tokens: Some(max_tokens),
+            draw: Draw::greedy(),
+            stop: Vec::new(),
+            stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            keep_stop: false,
+            top: 0,
+            prompt_logprobs: false,
+        }
+    }
+
+    /// True if the door knows every field of this request.
+    pub fn belongs_to(&self, door: Door) -> bool {
+        let openai_only = self.ignore_eos || self.keep_stop || self.top > 0 || !self.stop_token_ids.is_empty();
+        let fits = if door.is_tgi() { !openai_only } else { true };
+        fits && (!self.prompt_logprobs || door == Door::Generate) && self.draw.belongs_to(door)
+    }
+
+    /// The rules by which the engine ends the answer; `most` is the limit that the server makes of `max_tokens`.
+    pub fn stop_rules(&self, most: u32, eos_token_ids: &[u32]) -> StopRules {
+        StopRules {
+            max_tokens: most,
+            eos_token_ids: eos_token_ids.to_vec(),
+            ignore_eos: self.ignore_eos,
+            stop_token_ids: self.stop_token_ids.clone(),
+        }
+    }
+
+    /// The body of a request that asks for everything an answer can tell. Fields that the door does not have are left
+    /// out: see [`Query::belongs_to`].
+    pub fn body(&self, door: Door) -> Value {
+        let mut body = if door.is_tgi() { self.tgi(door) } else { self.openai(door) };
+        drop_nulls(&mut body);
+        body
+    }
+
+    fn tgi(&self, door: Door) -> Value {
+        let draw = &self.draw;
+        json!({
+            "inputs": self.prompt,
+            "parameters": {
+                "details": true,
+                "decoder_input_details": (door == Door::Generate).then_some(self.prompt_logprobs),
+                "do_sample": draw.sample,
+                "max_new_tokens": self.max_tokens,
+                "temperature": draw.temperature,
+                "top_k": draw.top_k,
+                "top_p": draw.top_p,
+                "typical_p": draw.typical_p,
+                "repetition_penalty": draw.repetition_penalty,
+                "seed": draw.seed,
+                "stop": (!self.stop.is_empty()).then_some(&self.stop),
+            },
+        })
+    }
+
+    fn openai(&self, door: Door) -> Value {
+        let draw = &self.draw;
+        json!({
+            "model": MODEL_NAME,
+            "prompt": self.prompt,
+            "max_tokens": self.max_tokens,
+            "temperature": if draw.sample { draw.temperature } else { Some(0.0) },
+            "top_k": draw.top_k,
+            "top_p": draw.top_p,
+            "min_p": draw.min_p,
+            "repetition_penalty": draw.repetition_penalty,
+            "presence_penalty": draw.presence_penalty,
+            "frequency_penalty": draw.frequency_penalty,
+            "seed": draw.seed,
+            "stop": (!self.stop.is_empty()).then_some(&self.stop),
+            "stop_token_ids": (!self.stop_token_ids.is_empty()).then_some(&self.stop_token_ids),
+            "ignore_eos": self.ignore_eos,
+            "include_stop_str_in_output": self.keep_stop,
+            "logprobs": self.top,
+            "return_token_ids": true,
+            "stream": door.is_stream(),
+        })
+    }
+}
+
+/// Null equals absent; half of the tests of a field should not depend on it.
+fn drop_nulls(value: &mut Value) {
+    if let Value::Object(object) = value {
+        object.retain(|_, value| !value.is_null());
+        object.values_mut().for_each(drop_nulls);
+    }
+}

@@ -1,0 +1,116 @@
+//! What every cluster must equal: one engine with one model in the test's own process, one sequence at a time, the whole
+//! prompt in one step.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use config::{EngineConfig, KvDtypeConfig, ModelConfig};
+use engine::engine::Engine;
+use engine::event::EngineEvent;
+use engine::limits::EngineLimits;
+use engine::runner::NoObserver;
+use engine::sequence::{OnFinish, SequenceSpec};
+use model::ModelRunner;
+use model_files::{ModelFiles, TextModel};
+use protocol::sampling::{FinishReason, SampledToken, StopRules};
+
+use super::query::Query;
+
+/// Longest sequence, in tokens.
+const MAX_SEQ_LEN: usize = 1_024;
+
+/// See the head of the file.
+pub struct Reference {
+    engine: Engine,
+    runner: ModelRunner,
+    /// Tokenizer and what belongs to it.
+    pub text: TextModel,
+}
+
+/// What the engine makes of a prompt.
+#[derive(Clone, Debug)]
+pub struct Continuation {
+    /// The prompt's tokens.
+    pub prompt: Vec<u32>,
+    /// Log-probabilities of the prompt's tokens from the second on, if asked for.
+    pub prompt_logprobs: Option<Vec<f32>>,
+    /// The answer's tokens, in order; at least one.
+    pub tokens: Vec<SampledToken>,
+    /// Why it ends.
+    pub finish: FinishReason,
+}
+
+impl Continuation {
+    /// The answer's token ids.
+    pub fn ids(&self) -> Vec<u32> {
+        self.tokens.iter().map(|token| token.token).collect()
+    }
+}
+
+impl Reference {
+    /// Loads a model.
+    pub fn open(model: &Path, kv_dtype: KvDtypeConfig) -> Result<Self> {
+        let text = ModelFiles::open(model)?.text()?;
+        let max_seq_len = MAX_SEQ_LEN.min(text.max_position_embeddings);
+        let model = ModelConfig {
+            path: model.to_str().context("the model's path is not UTF-8")?.to_owned(),
+            kv_dtype,
+            ..ModelConfig::default()
+        };
+        let engine = EngineConfig { kv_pool_tokens: MAX_SEQ_LEN, ..EngineConfig::default() };
+        let loaded = model::load(&model, &engine, max_seq_len)?;
+        let limits = EngineLimits {
+            total_blocks: loaded.pool.total_blocks(),
+            block_tokens: engine.kv_block_tokens,
+            max_num_seqs: 1,
+            max_batch_tokens: max_seq_len,
+            prefill_chunk_tokens: max_seq_len,
+            max_seq_len,
+        };
+        Ok(Self { engine: Engine::new(limits)?, runner: loaded.runner, text })
+    }
+
+    /// Answers a request under the server's limit `most`; stop strings and `top` beyond what is asked play no part.
+    pub fn answer(&mut self, query: &Query, most: u32) -> Result<Continuation> {
+        let rules = query.stop_rules(most, &self.text.eos_token_ids);
+        self.run(query, rules)
+    }
+
+    /// As [`Reference::answer`], but nothing except the limit ends the answer: the text that a stop cuts.
+    pub fn endless(&mut self, query: &Query, most: u32) -> Result<Continuation> {
+        let rules = StopRules { max_tokens: most, eos_token_ids: Vec::new(), ignore_eos: true, stop_token_ids: Vec::new() };
+        self.run(query, rules)
+    }
+
+    fn run(&mut self, query: &Query, stop: StopRules) -> Result<Continuation> {
+        let prompt = self.text.tokenizer.encode(&query.prompt)?;
+        let id = self.engine.add(SequenceSpec {
+            prompt_len: prompt.len(),
+            token_ids: prompt.clone(),
+            sampling: Arc::new(query.draw.params(self.text.vocab_size, Some(query.top))),
+            stop,
+            prompt_logprobs: query.prompt_logprobs,
+            on_finish: OnFinish::Release,
+            first_only: false,
+        })?;
+        let (mut tokens, mut prompt_logprobs) = (Vec::new(), None);
+        let mut events = Vec::new();
+        loop {
+            let step = self.engine.step(&mut self.runner, &mut NoObserver, &mut events)?;
+            step.context("the sequence does not advance")?;
+            for event in events.drain(..) {
+                let EngineEvent::Token { id: of, token, prompt_logprobs: logprobs, finish, .. } = event else {
+                    bail!("a sequence that is alone met {event:?}");
+                };
+                assert_eq!(of, id, "there is one sequence");
+                tokens.push(token);
+                prompt_logprobs = prompt_logprobs.or(logprobs);
+                if let Some(finish) = finish {
+                    self.engine.check_invariants()?;
+                    return Ok(Continuation { prompt, prompt_logprobs, tokens, finish });
+                }
+            }
+        }
+    }
+}

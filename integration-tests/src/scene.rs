@@ -1,0 +1,217 @@
+//! A pair of nodes that is looked at from all sides while a test mistreats it, and that must be as good as new afterwards.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use runtime::clock::Clock;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::cluster::{Cluster, ClusterSpec, metric};
+use crate::files::tiny_model;
+use crate::wire::{Answer, Wire, post_bytes, request_bytes};
+
+/// The name of the served model.
+pub const MODEL: &str = "tested";
+/// What must come true comes true within this time, or never.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PREFILL: &str = "prefill-0";
+const DECODE: &str = "decode-0";
+
+/// See the head of the file. The methods block: none may be called from within a task.
+#[derive(Debug)]
+pub struct Scene {
+    runtime: Runtime,
+    /// The processes.
+    pub cluster: Cluster,
+    prefill_metrics: u16,
+    decode_metrics: u16,
+    before: Vec<Value>,
+}
+
+/// A copy of the tiny checkpoint for sequences of up to `positions` tokens: requests to it can be as long as a test needs.
+pub fn stretched_tiny_model(positions: usize) -> Result<TempDir> {
+    let copy = TempDir::new()?;
+    for entry in std::fs::read_dir(tiny_model())? {
+        let entry = entry?;
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name()))?;
+    }
+    let path = copy.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+    ensure!(
+        config["max_position_embeddings"].is_u64(),
+        "{}: no max_position_embeddings",
+        path.display()
+    );
+    config["max_position_embeddings"] = json!(positions);
+    std::fs::write(&path, serde_json::to_vec(&config)?)?;
+    Ok(copy)
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+fn get(port: u16, path: &str) -> Result<Answer> {
+    let mut wire = Wire::connect(port)?;
+    wire.send(request_bytes("GET", path, "connection: close\r\n", ""))?;
+    wire.answer()
+}
+
+impl Scene {
+    /// Starts one prefill and one decode node with the tiny checkpoint and `settings` (`section.field=value`).
+    pub fn tiny(settings: &[&str]) -> Result<Self> {
+        Self::start(&tiny_model(), settings)
+    }
+
+    /// The same with another model.
+    pub fn start(model: &Path, settings: &[&str]) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mut spec = ClusterSpec::pair(model).set(format!("model.model_name={MODEL}"));
+        spec.settings
+            .extend(settings.iter().map(|setting| (*setting).to_owned()));
+        let (prefill_metrics, decode_metrics) = (free_port()?, free_port()?);
+        let mut cluster = Cluster::without_nodes(spec)?;
+        cluster.start_coordinator()?;
+        for (name, program, port) in [
+            (PREFILL, "prefill-node", prefill_metrics),
+            (DECODE, "decode-node", decode_metrics),
+        ] {
+            cluster.start_process(name, program, &[&format!("node.metrics_listen=127.0.0.1:{port}")])?;
+        }
+        runtime.block_on(cluster.ready())?;
+        let mut scene = Self {
+            runtime,
+            cluster,
+            prefill_metrics,
+            decode_metrics,
+            before: Vec::new(),
+        };
+        scene.wait_idle()?;
+        scene.before = scene.normal_answers()?;
+        Ok(scene)
+    }
+
+    /// A new connection to the coordinator.
+    pub fn wire(&self) -> Result<Wire> {
+        Wire::connect(self.cluster.http_port())
+    }
+
+    /// Sends bytes over a new connection and reads one answer.
+    pub fn exchange(&self, bytes: impl AsRef<[u8]>) -> Result<Answer> {
+        let mut wire = self.wire()?;
+        wire.send(bytes)?;
+        wire.answer()
+    }
+
+    /// Posts a body as it is.
+    pub fn post_raw(&self, path: &str, body: impl AsRef<[u8]>) -> Result<Answer> {
+        self.exchange(post_bytes(path, body))
+    }
+
+    /// Posts JSON.
+    pub fn post(&self, path: &str, body: &Value) -> Result<Answer> {
+        self.post_raw(path, body.to_string())
+    }
+
+    /// Gets a path.
+    pub fn get(&self, path: &str) -> Result<Answer> {
+        get(self.cluster.http_port(), path)
+    }
+
+    /// Posts to `/v1/completions`, with the model's name.
+    pub fn complete(&self, mut body: Value) -> Result<Answer> {
+        body["model"] = json!(MODEL);
+        self.post("/v1/completions", &body)
+    }
+
+    /// A series of the coordinator's metrics page; 0 if it does not exist yet.
+    pub fn metric(&self, name: &str, labels: &[&str]) -> Result<f64> {
+        Ok(metric(&self.get("/metrics")?.text(), name, labels).unwrap_or(0.0))
+    }
+
+    /// Rows (tokens) that prefill and decode node have computed since they started.
+    pub fn rows(&self) -> Result<[f64; 2]> {
+        let rows =
+            |port| anyhow::Ok(metric(&get(port, "/metrics")?.text(), "baton_engine_rows_total", &[]).unwrap_or(0.0));
+        Ok([rows(self.prefill_metrics)?, rows(self.decode_metrics)?])
+    }
+
+    /// Requests that the coordinator holds: queued and running.
+    pub fn held(&self) -> Result<f64> {
+        let page = self.get("/metrics")?.text();
+        let value = |name| metric(&page, name, &[]).with_context(|| format!("no {name} in\n{page}"));
+        Ok(value("baton_num_requests_waiting")? + value("baton_num_requests_running")?)
+    }
+
+    /// Waits until `condition` holds.
+    pub fn until(&self, what: &str, mut condition: impl FnMut() -> Result<bool>) -> Result<()> {
+        let deadline = Clock.now() + PATIENCE;
+        while !condition()? {
+            if Clock.now() >= deadline {
+                bail!(
+                    "{what}: not within {PATIENCE:?}\n{}\n{}",
+                    self.get("/metrics")?.text(),
+                    self.cluster.logs()
+                );
+            }
+            self.pause(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Lets time pass.
+    pub fn pause(&self, time: Duration) {
+        self.runtime.block_on(tokio::time::sleep(time));
+    }
+
+    /// Waits until no request is held and, by their own reports, all blocks of both nodes are free.
+    pub fn wait_idle(&self) -> Result<()> {
+        self.until("the cluster is idle", || {
+            let page = self.get("/metrics")?.text();
+            let blocks = |node: &str, kind: &str| {
+                metric(
+                    &page,
+                    "baton_node_blocks",
+                    &[&format!("node=\"{node}\""), &format!("kind=\"{kind}\"")],
+                )
+            };
+            let free = [PREFILL, DECODE].iter().all(|node| {
+                let total = blocks(node, "total").unwrap_or(0.0);
+                total > 0.0 && blocks(node, "free") == Some(total) && blocks(node, "booked") == Some(0.0)
+            });
+            Ok(free && self.held()? == 0.0)
+        })
+    }
+
+    /// The answers to two normal requests, without what differs between equal requests.
+    fn normal_answers(&self) -> Result<Vec<Value>> {
+        let parameters = json!({ "max_new_tokens": 8, "seed": 7, "decoder_input_details": true });
+        let generated = self
+            .post("/generate", &json!({ "inputs": "as before", "parameters": parameters }))?
+            .ok()?;
+        let body = json!({ "prompt": "as before", "max_tokens": 8, "seed": 7, "logprobs": 2 });
+        let completed = self.complete(body)?.ok()?["choices"].clone();
+        Ok(vec![generated, completed])
+    }
+
+    /// The end of every test: the cluster answers as it did before, holds nothing, and no process has panicked or complained.
+    pub fn close(self) -> Result<()> {
+        ensure!(
+            self.normal_answers()? == self.before,
+            "normal requests are answered differently now"
+        );
+        self.wait_idle()?;
+        let logs = self.cluster.logs();
+        let bad = ["panicked", " ERROR "];
+        let lines: Vec<&str> = logs
+            .lines()
+            .filter(|line| bad.iter().any(|word| line.contains(word)))
+            .collect();
+        ensure!(lines.is_empty(), "the processes complain:\n{}", lines.join("\n"));
+        Ok(())
+    }
+}
