@@ -54,10 +54,23 @@ fn main() -> ExitCode {
     match start(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("coordinator: {error:#}");
+            eprintln!("coordinator: {}", one_line(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The error and its causes, each said once: some errors name their cause themselves.
+fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if line.is_empty() {
+            line = cause;
+        } else if !line.ends_with(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
 }
 
 #[allow(
@@ -97,10 +110,16 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let control = control::serve(Arc::clone(&endpoint), to_driver, hello_timeout, end_of_control.clone());
     let control = tokio::spawn(control);
     let http = front.handle();
-    let server = tokio::spawn(front.server);
-    let driver = tokio::spawn(driver.run());
+    let mut server = tokio::spawn(front.server);
+    let mut driver = tokio::spawn(driver.run());
 
-    shutdown.wait().await;
+    tokio::select! {
+        // In this order: the driver's end may follow the request at once.
+        biased;
+        () = shutdown.wait() => {}
+        ended = &mut server => bail!("the HTTP server ended by itself: {ended:?}"),
+        ended = &mut driver => bail!("the driver ended by itself: {ended:?}"),
+    }
     // No new connections from here on; `stop` ends when the last answer is out.
     let stopped = tokio::spawn(http.stop(true));
     driver.await.context("the driver failed")?;

@@ -27,6 +27,7 @@ use protocol::sampling::{SampledToken, SamplingParams, StopRules};
 use runtime::authority::CertificateAuthority;
 use runtime::clock::Clock;
 use runtime::framing::{FramingError, MessageReader, MessageWriter};
+use runtime::identity::Identity;
 use runtime::quic::{Alpn, Expect, Link, QuicEndpoint};
 use runtime::shutdown::Shutdown;
 use tokio::task::JoinHandle;
@@ -133,51 +134,15 @@ impl Coordinator {
 
     /// A node with a certificate of this cluster, connected and silent.
     pub async fn dial(&self, role: Role, name: &str) -> (QuicEndpoint, Link) {
-        let issued = self
-            .authority
-            .issue(role, &NodeId(name.to_owned()))
-            .expect("a certificate");
-        let identity = Arc::new(issued.identity().expect("an identity"));
-        let endpoint = QuicEndpoint::bind(
-            identity,
-            "127.0.0.1:0",
-            &ClusterConfig::default(),
-            &TransferConfig::default(),
-        )
-        .await
-        .expect("a port");
-        let expect = Expect {
-            role: Role::Coordinator,
-            node: None,
-        };
-        let link = endpoint
-            .connect(&self.address, Alpn::Control, expect)
-            .await
-            .expect("a link");
-        (endpoint, link)
+        let issued = self.authority.issue(role, &NodeId(name.to_owned()));
+        let identity = issued.expect("a certificate").identity().expect("an identity");
+        dial(identity, &self.address).await
     }
 
     /// A node that has been welcomed, or why it was not.
     pub async fn try_join(&self, hello: Hello) -> Result<Node, String> {
         let (endpoint, link) = self.dial(hello.role, &hello.node.0).await;
-        let (send, recv) = link.connection.open_bi().await.expect("a stream");
-        let mut membership = MessageWriter::new(send, MAX_CONTROL_BYTES);
-        let mut answers = MessageReader::new(recv, MAX_CONTROL_BYTES);
-        membership.write(&NodeMessage::Hello(hello)).await.expect("sent");
-        match timeout(SOON, answers.next())
-            .await
-            .expect("an answer")
-            .expect("a message")
-        {
-            Some(CoordinatorMessage::Welcome) => Ok(Node {
-                endpoint,
-                link,
-                membership,
-                answers,
-            }),
-            Some(CoordinatorMessage::Refused { reason }) => Err(reason),
-            None => Err("closed".to_owned()),
-        }
+        introduce(endpoint, link, hello).await
     }
 
     pub async fn join(&self, role: Role, name: &str) -> Node {
@@ -208,6 +173,41 @@ impl Coordinator {
         timeout(SOON, wait)
             .await
             .unwrap_or_else(|_| panic!("still {:?}", self.handle.status()));
+    }
+}
+
+/// A link to the coordinator at `address`.
+pub async fn dial(identity: Identity, address: &str) -> (QuicEndpoint, Link) {
+    let (cluster, transfer) = (ClusterConfig::default(), TransferConfig::default());
+    let endpoint = QuicEndpoint::bind(Arc::new(identity), "127.0.0.1:0", &cluster, &transfer).await;
+    let endpoint = endpoint.expect("a port");
+    let expect = Expect {
+        role: Role::Coordinator,
+        node: None,
+    };
+    let link = endpoint.connect(address, Alpn::Control, expect).await.expect("a link");
+    (endpoint, link)
+}
+
+/// Says hello over a link; the node if it is welcomed, or why it is not.
+pub async fn introduce(endpoint: QuicEndpoint, link: Link, hello: Hello) -> Result<Node, String> {
+    let (send, recv) = link.connection.open_bi().await.expect("a stream");
+    let mut membership = MessageWriter::new(send, MAX_CONTROL_BYTES);
+    let mut answers = MessageReader::new(recv, MAX_CONTROL_BYTES);
+    membership.write(&NodeMessage::Hello(hello)).await.expect("sent");
+    match timeout(SOON, answers.next())
+        .await
+        .expect("an answer")
+        .expect("a message")
+    {
+        Some(CoordinatorMessage::Welcome) => Ok(Node {
+            endpoint,
+            link,
+            membership,
+            answers,
+        }),
+        Some(CoordinatorMessage::Refused { reason }) => Err(reason),
+        None => Err("closed".to_owned()),
     }
 }
 
