@@ -43,6 +43,11 @@ impl Door {
         }
     }
 
+    /// True for the doors of TGI; the others are OpenAI's.
+    pub fn is_tgi(self) -> bool {
+        matches!(self, Self::Generate | Self::GenerateStream)
+    }
+
     /// True if it answers with events.
     pub fn is_stream(self) -> bool {
         matches!(self, Self::GenerateStream | Self::CompletionsStream)

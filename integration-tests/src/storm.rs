@@ -85,7 +85,12 @@ async fn leave(client: &Client, url: &str, ask: &Ask, moment: Moment) -> Seen {
 }
 
 async fn read(client: &Client, url: &str, ask: &Ask, events: usize, seen: &mut Seen) -> Result<()> {
-    let answer = client.post(format!("{url}{}", ask.door.path())).json(&ask.body).send().await?.error_for_status()?;
+    let answer = client
+        .post(format!("{url}{}", ask.door.path()))
+        .json(&ask.body)
+        .send()
+        .await?
+        .error_for_status()?;
     *seen = Seen::Part;
     let mut body = answer.bytes_stream();
     let mut count = 0;
