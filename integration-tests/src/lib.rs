@@ -9,14 +9,16 @@
 //! * [`vitals`]: what a cluster says about its own state.
 //! * [`storm`]: clients that go away.
 //! * [`random`]: seeded random numbers.
+//! * [`exact`]: answers and what they must be, to the bit.
 
 pub mod ask;
 pub mod client;
 pub mod cluster;
+pub mod exact;
 pub mod files;
 pub mod load;
 pub mod random;
-pub mod storm;
 pub mod scene;
+pub mod storm;
 pub mod vitals;
 pub mod wire;

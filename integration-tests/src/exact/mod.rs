@@ -4,6 +4,7 @@
 //! * [`query`]: a request, as a body of every endpoint and as the parameters of the engine.
 //! * [`answer`]: an answer of any endpoint, read strictly, with its numbers as printed.
 //! * [`reference`](mod@reference): one engine in the test's own process.
+//! * [`shape`]: its JSON.
 //! * [`expected`]: where an answer must end, by a search of its whole text.
 
 pub mod answer;

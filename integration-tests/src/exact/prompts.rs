@@ -66,7 +66,12 @@ fn cut(tokenizer: &TextTokenizer, text: &str, tokens: usize) -> Result<String> {
         long.push(' ');
         long.push_str(text);
     }
-    let borders: Vec<usize> = long.char_indices().map(|(at, _)| at).skip(1).chain([long.len()]).collect();
+    let borders: Vec<usize> = long
+        .char_indices()
+        .map(|(at, _)| at)
+        .skip(1)
+        .chain([long.len()])
+        .collect();
     // Almost monotone: a longer text may have one token less. A neighbour of the longest one is as good.
     let (mut low, mut high) = (0, borders.len() - 1);
     while low < high {
@@ -90,15 +95,23 @@ pub fn prompts(tokenizer: &TextTokenizer, count: usize, longest: usize) -> Resul
     for i in 0..count {
         let passage = PASSAGES[i % PASSAGES.len()];
         let tokens = wanted(i, count, longest);
-        let starts: Vec<usize> =
-            [0].into_iter().chain(passage.char_indices().filter(|(_, c)| *c == ' ').map(|(at, _)| at + 1)).collect();
+        let starts: Vec<usize> = [0]
+            .into_iter()
+            .chain(passage.char_indices().filter(|(_, c)| *c == ' ').map(|(at, _)| at + 1))
+            .collect();
         let first = (i / PASSAGES.len()) * 3;
         let fresh = (0..starts.len()).find_map(|skip| {
             let start = starts[(first + skip) % starts.len()];
             let prompt = cut(tokenizer, &passage[start..], tokens);
-            prompt.map(|prompt| seen.insert(prompt.clone()).then_some(prompt)).transpose()
+            prompt
+                .map(|prompt| seen.insert(prompt.clone()).then_some(prompt))
+                .transpose()
         });
-        ensure!(fresh.is_some(), "no new prompt of {tokens} tokens in passage {}", i % PASSAGES.len());
+        ensure!(
+            fresh.is_some(),
+            "no new prompt of {tokens} tokens in passage {}",
+            i % PASSAGES.len()
+        );
         out.extend(fresh.transpose()?);
     }
     Ok(out)

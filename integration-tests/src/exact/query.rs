@@ -3,47 +3,10 @@
 use protocol::sampling::{SamplingParams, StopRules};
 use serde_json::{Value, json};
 
-/// `model.model_name` of the clusters that are asked.
-pub const MODEL_NAME: &str = "exact";
+use crate::ask::{Door, MODEL_NAME};
+
 /// `top_k` of a sampled request that gives none, where the model's files give none either.
 const DEFAULT_TOP_K: u32 = 1_000;
-
-/// Which door a request takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
-    /// `POST /generate`.
-    Generate,
-    /// `POST /generate_stream`.
-    GenerateStream,
-    /// `POST /v1/completions`.
-    Completions,
-    /// `POST /v1/completions` with `stream`.
-    CompletionsStream,
-}
-
-impl Door {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Generate, Self::GenerateStream, Self::Completions, Self::CompletionsStream];
-
-    /// The path.
-    pub fn path(self) -> &'static str {
-        match self {
-            Self::Generate => "/generate",
-            Self::GenerateStream => "/generate_stream",
-            Self::Completions | Self::CompletionsStream => "/v1/completions",
-        }
-    }
-
-    /// True for the doors of TGI.
-    pub fn is_tgi(self) -> bool {
-        matches!(self, Self::Generate | Self::GenerateStream)
-    }
-
-    /// True if it answers with events.
-    pub fn is_stream(self) -> bool {
-        matches!(self, Self::GenerateStream | Self::CompletionsStream)
-    }
-}
 
 /// How tokens are drawn; absent fields are not sent.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -73,7 +36,10 @@ pub struct Draw {
 impl Draw {
     /// Greedy, without penalties.
     pub fn greedy() -> Self {
-        Self { seed: 1, ..Self::default() }
+        Self {
+            seed: 1,
+            ..Self::default()
+        }
     }
 
     /// True if only one of the two families has what is asked.
@@ -165,7 +131,11 @@ impl Query {
     /// The body of a request that asks for everything an answer can tell. Fields that the door does not have are left
     /// out: see [`Query::belongs_to`].
     pub fn body(&self, door: Door) -> Value {
-        let mut body = if door.is_tgi() { self.tgi(door) } else { self.openai(door) };
+        let mut body = if door.is_tgi() {
+            self.tgi(door)
+        } else {
+            self.openai(door)
+        };
         drop_nulls(&mut body);
         body
     }

@@ -58,7 +58,10 @@ impl Reference {
             kv_dtype,
             ..ModelConfig::default()
         };
-        let engine = EngineConfig { kv_pool_tokens: MAX_SEQ_LEN, ..EngineConfig::default() };
+        let engine = EngineConfig {
+            kv_pool_tokens: MAX_SEQ_LEN,
+            ..EngineConfig::default()
+        };
         let loaded = model::load(&model, &engine, max_seq_len)?;
         let limits = EngineLimits {
             total_blocks: loaded.pool.total_blocks(),
@@ -68,7 +71,11 @@ impl Reference {
             prefill_chunk_tokens: max_seq_len,
             max_seq_len,
         };
-        Ok(Self { engine: Engine::new(limits)?, runner: loaded.runner, text })
+        Ok(Self {
+            engine: Engine::new(limits)?,
+            runner: loaded.runner,
+            text,
+        })
     }
 
     /// Answers a request under the server's limit `most`; stop strings and `top` beyond what is asked play no part.
@@ -79,7 +86,12 @@ impl Reference {
 
     /// As [`Reference::answer`], but nothing except the limit ends the answer: the text that a stop cuts.
     pub fn endless(&mut self, query: &Query, most: u32) -> Result<Continuation> {
-        let rules = StopRules { max_tokens: most, eos_token_ids: Vec::new(), ignore_eos: true, stop_token_ids: Vec::new() };
+        let rules = StopRules {
+            max_tokens: most,
+            eos_token_ids: Vec::new(),
+            ignore_eos: true,
+            stop_token_ids: Vec::new(),
+        };
         self.run(query, rules)
     }
 
@@ -100,7 +112,14 @@ impl Reference {
             let step = self.engine.step(&mut self.runner, &mut NoObserver, &mut events)?;
             step.context("the sequence does not advance")?;
             for event in events.drain(..) {
-                let EngineEvent::Token { id: of, token, prompt_logprobs: logprobs, finish, .. } = event else {
+                let EngineEvent::Token {
+                    id: of,
+                    token,
+                    prompt_logprobs: logprobs,
+                    finish,
+                    ..
+                } = event
+                else {
                     bail!("a sequence that is alone met {event:?}");
                 };
                 assert_eq!(of, id, "there is one sequence");
@@ -108,7 +127,12 @@ impl Reference {
                 prompt_logprobs = prompt_logprobs.or(logprobs);
                 if let Some(finish) = finish {
                     self.engine.check_invariants()?;
-                    return Ok(Continuation { prompt, prompt_logprobs, tokens, finish });
+                    return Ok(Continuation {
+                        prompt,
+                        prompt_logprobs,
+                        tokens,
+                        finish,
+                    });
                 }
             }
         }
