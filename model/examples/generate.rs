@@ -82,12 +82,60 @@ fn cpu_seconds() -> Result<f64> {
     Ok(nanoseconds * 1e-9)
 }
 
+/// A made-up prompt of `n` tokens.
+fn prompt(salt: u32, n: usize, vocab: u32) -> Vec<u32> {
+    (0..n as u32)
+        .map(|t| (t * t * 31 + t * 7 + salt * 101) % vocab)
+        .collect()
+}
+
+fn measure_prefill(bench: &mut Bench, prompt: Vec<u32>) -> Result<()> {
+    let (mut best, mut cpu) = (f64::MAX, f64::MAX);
+    let rows = prompt.len() as f64;
+    let prompts = vec![prompt];
+    for _ in 0..5 {
+        let (start, cpu_start) = (Instant::now(), cpu_seconds()?);
+        bench.prefill(&prompts)?;
+        best = best.min(start.elapsed().as_secs_f64());
+        cpu = cpu.min(cpu_seconds()? - cpu_start);
+    }
+    println!(
+        "prefill {rows}: {:.1} tokens/s (best of 5; {:.1} by this thread's CPU time)",
+        rows / best,
+        rows / cpu
+    );
+    Ok(())
+}
+
+fn measure_decode(bench: &mut Bench, prompts: &[Vec<u32>]) -> Result<()> {
+    let (sequences, context) = (prompts.len(), prompts[0].len());
+    let mut last = bench.prefill(prompts)?;
+    let mut times: Vec<f64> = Vec::new();
+    let cpu_start = cpu_seconds()?;
+    for position in context..context + DECODE_STEPS {
+        let start = Instant::now();
+        let tokens: Vec<Vec<u32>> = last.iter().map(|&t| vec![t]).collect();
+        last = bench.step(&tokens, position, true)?;
+        times.push(start.elapsed().as_secs_f64());
+    }
+    let cpu = (cpu_seconds()? - cpu_start) / DECODE_STEPS as f64;
+    times.sort_by(f64::total_cmp);
+    let median = times[times.len() / 2];
+    println!(
+        "decode, batch {sequences}, context {context}: {:.1} tokens/s ({:.2} ms a step, median of {DECODE_STEPS}; {:.2} \
+         ms of this thread's CPU time)",
+        sequences as f64 / median,
+        median * 1e3,
+        cpu * 1e3
+    );
+    Ok(())
+}
+
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let number = |i: usize, default: usize| args.get(i).map_or(Ok(default), |a| a.parse());
-    let path = args
-        .first()
-        .context("usage: generate MODEL [threads] [prompt] [batch] [context] [compute]")?;
+    let usage = "usage: generate MODEL [threads] [prompt] [batch] [context] [compute]";
+    let path = args.first().context(usage)?.clone();
     let (threads, prompt_len) = (number(1, 1)?, number(2, 512)?);
     let (batch, context) = (number(3, 16)?, number(4, 480)?);
     let compute = match args.get(5).map(String::as_str) {
@@ -97,14 +145,15 @@ fn main() -> Result<()> {
     };
     let room = (prompt_len.max(context) + DECODE_STEPS + 1).next_multiple_of(BLOCK);
     let model = ModelConfig {
-        path: path.clone(),
+        path,
         compute,
         ..ModelConfig::default()
     };
+    let pool = room * batch.max(1);
     let engine = EngineConfig {
         threads,
         kv_block_tokens: BLOCK,
-        kv_pool_tokens: room * batch.max(1),
+        kv_pool_tokens: pool,
         ..EngineConfig::default()
     };
     let start = Instant::now();
@@ -114,53 +163,16 @@ fn main() -> Result<()> {
         start.elapsed().as_secs_f64(),
         loaded.identity
     );
+    let vocab = loaded.identity.vocab_size;
     let mut bench = Bench {
         runner: loaded.runner,
         params: Arc::new(SamplingParams::greedy()),
         room,
     };
-    let vocab = loaded.identity.vocab_size;
-    let prompt = |salt: u32, n: usize| {
-        (0..n as u32)
-            .map(|t| (t * t * 31 + t * 7 + salt * 101) % vocab)
-            .collect()
-    };
-
-    let prompts: Vec<Vec<u32>> = vec![prompt(1, prompt_len)];
-    let (mut best, mut cpu) = (f64::MAX, f64::MAX);
-    for _ in 0..5 {
-        let (start, cpu_start) = (Instant::now(), cpu_seconds()?);
-        bench.prefill(&prompts)?;
-        best = best.min(start.elapsed().as_secs_f64());
-        cpu = cpu.min(cpu_seconds()? - cpu_start);
-    }
-    println!(
-        "prefill {prompt_len}: {:.1} tokens/s (best of 5; {:.1} by this thread's CPU time)",
-        prompt_len as f64 / best,
-        prompt_len as f64 / cpu
-    );
-
+    measure_prefill(&mut bench, prompt(1, prompt_len, vocab))?;
     for sequences in [1, batch] {
-        let prompts: Vec<Vec<u32>> = (0..sequences as u32).map(|i| prompt(i, context)).collect();
-        let mut last = bench.prefill(&prompts)?;
-        let mut times: Vec<f64> = Vec::new();
-        let cpu_start = cpu_seconds()?;
-        for position in context..context + DECODE_STEPS {
-            let start = Instant::now();
-            let tokens: Vec<Vec<u32>> = last.iter().map(|&t| vec![t]).collect();
-            last = bench.step(&tokens, position, true)?;
-            times.push(start.elapsed().as_secs_f64());
-        }
-        let cpu = (cpu_seconds()? - cpu_start) / DECODE_STEPS as f64;
-        times.sort_by(f64::total_cmp);
-        let median = times[times.len() / 2];
-        println!(
-            "decode, batch {sequences}, context {context}: {:.1} tokens/s ({:.2} ms a step, median of {DECODE_STEPS}; \
-             {:.2} ms of this thread's CPU time)",
-            sequences as f64 / median,
-            median * 1e3,
-            cpu * 1e3
-        );
+        let prompts: Vec<_> = (0..sequences as u32).map(|i| prompt(i, context, vocab)).collect();
+        measure_decode(&mut bench, &prompts)?;
     }
     Ok(())
 }

@@ -65,10 +65,13 @@ fn answers_do_not_depend_on_the_schedule() {
     );
 }
 
+/// Does something to a pool, given a sequence's blocks and its table.
+type Harm<'a> = &'a dyn Fn(&KvPool, &[BlockId], &mut Vec<BlockId>);
+
 #[test]
 fn a_swapped_lost_or_damaged_block_changes_the_text() {
     let prompt: Vec<u32> = (0..70).collect();
-    let text = |harm: &dyn Fn(&KvPool, &[BlockId], &mut Vec<BlockId>)| -> Vec<u32> {
+    let text = |harm: Harm<'_>| -> Vec<u32> {
         let (mut bench, pool) = bench(16);
         let s = bench.add(&prompt, &SamplingParams::greedy(), 10, false);
         bench.finish(usize::MAX, 1, 1);

@@ -55,7 +55,7 @@ fn tiny_llama_gives_the_reference_logits() {
         }
         bench.clear();
         let worst = largest(logprobs.iter().zip(&expected).map(|(&a, b)| (f64::from(a) - b).abs()));
-        println!(
+        eprintln!(
             "prompt of {} tokens: largest difference at the last position {worst:.6}",
             tokens.len()
         );
@@ -83,7 +83,7 @@ fn tiny_llama_gives_the_reference_prompt_logprobs_and_greedy_tokens() {
                 .zip(&expected)
                 .map(|(a, b)| (f64::from(a.raw_logprob) - b).abs()),
         );
-        println!(
+        eprintln!(
             "prompt of {} tokens: prompt {prompt_worst:.6}, greedy {greedy_worst:.6}",
             tokens.len()
         );
@@ -122,7 +122,7 @@ fn against_golden(setup: Setup, margin: f64) -> Distance {
         let same = s.output().iter().zip(&greedy).take_while(|(a, b)| a == b).count();
         let margins = floats(&prompt["margins"]);
         let sure = margins.iter().take_while(|&&m| m >= margin).count();
-        println!(
+        eprintln!(
             "{} tokens: {same} of {} greedy tokens agree, {sure} must",
             tokens.len(),
             greedy.len()
@@ -156,7 +156,7 @@ fn against_golden(setup: Setup, margin: f64) -> Distance {
         path_mean: mean(&in_path),
         path_worst: largest(in_path),
     };
-    println!(
+    eprintln!(
         "{:?}/{:?}: |difference| mean (worst): top 20 {:.5} ({:.5}), prompt {:.5} ({:.5}), golden path {:.5} ({:.5}); \
          {agreed} of {total} greedy tokens before the first difference",
         setup.compute,

@@ -30,7 +30,7 @@ fn refused(path: &Path, words: &[&str]) {
         Ok(_) => panic!("loaded, but must be refused for {words:?}"),
         Err(error) => {
             let message = error.to_string();
-            println!("{message}");
+            eprintln!("{message}");
             for word in words {
                 assert!(message.contains(word), "{message:?} does not name {word:?}");
             }

@@ -115,7 +115,7 @@ fn close(found: &[f32], expected: &[f64], limit: f64) {
     assert_eq!(found.len(), expected.len());
     let difference = |(a, b): (&f32, &f64)| (f64::from(*a) - b).abs();
     let worst = found.iter().zip(expected).map(difference).fold(0.0, f64::max);
-    println!("largest difference {worst:.7}");
+    eprintln!("largest difference {worst:.7}");
     assert!(worst < limit && found.iter().all(|x| x.is_finite()));
 }
 
@@ -203,6 +203,6 @@ fn eight_bit_weights_of_a_gguf_file() {
         .map(|(&a, b)| (f64::from(a) - b).abs())
         .sum::<f64>()
         / 69.0;
-    println!("8 bit activations: mean difference {mean:.5}");
+    eprintln!("8 bit activations: mean difference {mean:.5}");
     assert!(mean < 0.05);
 }

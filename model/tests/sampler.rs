@@ -34,19 +34,15 @@ fn row(vocab: usize, salt: u32) -> Vec<f32> {
 /// The remaining tokens with their probabilities, by the definitions and nothing else.
 fn naive(logits: &[f32], params: &SamplingParams, history: &[u32], prompt_len: usize) -> Vec<(u32, f64)> {
     let mut z: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
-    for t in 0..z.len() {
-        let count = history
-            .get(prompt_len..)
-            .unwrap_or(&[])
-            .iter()
-            .filter(|&&h| h as usize == t)
-            .count() as f64;
-        if history.contains(&(t as u32)) {
+    let output = history.get(prompt_len..).unwrap_or(&[]);
+    for (t, z) in (0_u32..).zip(&mut z) {
+        let count = output.iter().filter(|&&h| h == t).count() as f64;
+        if history.contains(&t) {
             let r = f64::from(params.repetition_penalty);
-            z[t] = if z[t] > 0.0 { z[t] / r } else { z[t] * r };
+            *z = if *z > 0.0 { *z / r } else { *z * r };
         }
         if count > 0.0 {
-            z[t] -= f64::from(params.presence_penalty) + f64::from(params.frequency_penalty) * count;
+            *z -= f64::from(params.presence_penalty) + f64::from(params.frequency_penalty) * count;
         }
     }
     if params.greedy {
@@ -172,7 +168,7 @@ fn agrees_with_the_naive_sampler() {
         cases += 1;
         exact += u32::from(check(&row(vocab, i), &params, &history, history.len() / 2, i % 11));
     }
-    println!("{exact} of {cases} draws equal, the others on a border");
+    eprintln!("{exact} of {cases} draws equal, the others on a border");
     assert!(exact * 100 >= cases * 98);
 }
 
@@ -238,7 +234,7 @@ fn frequencies_follow_the_distribution() {
         }
         // Mean of chi-square is the degrees of freedom, its variance twice that; 4 deviations, seeds are fixed.
         let freedom = f64::from(bins - 1);
-        println!("{params:?}: chi-square {chi:.1} at {freedom} degrees of freedom");
+        eprintln!("{params:?}: chi-square {chi:.1} at {freedom} degrees of freedom");
         assert!(chi < freedom + 4.0 * (2.0 * freedom).sqrt());
     }
 }
