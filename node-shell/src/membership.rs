@@ -18,6 +18,7 @@ use tokio_util::task::TaskTracker;
 use crate::handle::{EngineHandle, EngineLoad};
 use crate::job::JobStream;
 use crate::process::NodeRole;
+use crate::stats;
 
 /// A report is sent at least every this many intervals, changed or not, so that a lost coordinator is noticed.
 const QUIET_INTERVALS: u32 = 20;
@@ -149,6 +150,7 @@ impl<R: NodeRole> Member<R> {
     }
 
     fn take_job(&self, send: quinn::SendStream, recv: quinn::RecvStream) {
+        stats::job();
         let slot = Arc::clone(&self.slots).try_acquire_owned();
         let draining = self.shutdown.is_requested();
         let role = Arc::clone(&self.role);
