@@ -23,6 +23,8 @@ READY_S = 180
 ANSWER_S = 120
 DRAIN_S = 35
 STOP_S = 10
+# The name inside the default model's file is that of a training run.
+DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 PROMPT = "The capital of France is"
 PR_SET_PDEATHSIG = 1
 
@@ -45,6 +47,8 @@ def main():
         port = take_port(arguments.port)
         programs = build()
         model = find_model(arguments.model)
+        if arguments.model is None:
+            os.environ.setdefault("BATON_MODEL__MODEL_NAME", DEFAULT_MODEL_NAME)
         names = mint_certificates(programs["coordinator"], arguments)
         start_all(port, programs, model, names, processes)
         wait_until_ready(port, processes)
@@ -283,7 +287,7 @@ def ask(port):
         if not generated or tokens < 2:
             raise Failed(f"POST /generate answered without text: {text}")
     say(f"  prompt: {PROMPT}")
-    say(f"  answer: {generated.strip()}")
+    say(f"  answer: {' '.join(generated.split())}")
 
 
 def model_name(port):
@@ -296,7 +300,7 @@ def model_name(port):
 def show_commands(port):
     url = f"http://{HOST}:{port}"
     prompt = json.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": 24}})
-    completion = json.dumps({"model": model_name(port), "prompt": PROMPT, "max_tokens": 24})
+    completion = json.dumps({"model": model_name(port), "prompt": PROMPT, "max_tokens": 24, "temperature": 0})
     header = "-H 'Content-Type: application/json'"
     say("")
     say("ready. Try:")
@@ -323,7 +327,7 @@ def watch(processes):
 def stop_all(processes):
     """Asks every process to stop, the coordinator first: its last requests still need the nodes. Ends what does not
     stop in time, by its own id. Returns whether all stopped by themselves with status 0."""
-    hurry = []
+    hurry, start = [], time.monotonic()
     signal.signal(signal.SIGINT, lambda *_: hurry.append(True))
     signal.signal(signal.SIGTERM, lambda *_: hurry.append(True))
     clean = True
@@ -344,7 +348,7 @@ def stop_all(processes):
                 say(process.death())
                 clean = False
     if processes:
-        say("stopped")
+        say(f"stopped in {time.monotonic() - start:.1f} s")
     return clean
 
 
