@@ -8,7 +8,6 @@ use anyhow::{Context, Result, bail, ensure};
 use runtime::clock::Clock;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::runtime::Runtime;
 
 use crate::cluster::{Cluster, ClusterSpec, metric};
 use crate::files::tiny_model;
@@ -24,7 +23,6 @@ const DECODE: &str = "decode-0";
 /// See the head of the file. The methods block: none may be called from within a task.
 #[derive(Debug)]
 pub struct Scene {
-    runtime: Runtime,
     /// The processes.
     pub cluster: Cluster,
     prefill_metrics: u16,
@@ -51,6 +49,15 @@ pub fn stretched_tiny_model(positions: usize) -> Result<TempDir> {
     Ok(copy)
 }
 
+/// Lets time pass.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "a test thread that waits for a process may sleep"
+)]
+pub fn pause(time: Duration) {
+    std::thread::sleep(time);
+}
+
 fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
@@ -69,6 +76,19 @@ impl Scene {
 
     /// The same with another model.
     pub fn start(model: &Path, settings: &[&str]) -> Result<Self> {
+        let mut scene = Self::processes(model, settings)?;
+        scene.wait_idle()?;
+        scene.before = scene.normal_answers()?;
+        Ok(scene)
+    }
+
+    /// The tiny checkpoint behind settings with which normal requests are refused: only [`Scene::no_complaints`] can be
+    /// asked for at the end.
+    pub fn unwatched(settings: &[&str]) -> Result<Self> {
+        Self::processes(&tiny_model(), settings)
+    }
+
+    fn processes(model: &Path, settings: &[&str]) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let mut spec = ClusterSpec::pair(model).set(format!("model.model_name={MODEL}"));
         spec.settings
@@ -83,16 +103,12 @@ impl Scene {
             cluster.start_process(name, program, &[&format!("node.metrics_listen=127.0.0.1:{port}")])?;
         }
         runtime.block_on(cluster.ready())?;
-        let mut scene = Self {
-            runtime,
+        Ok(Self {
             cluster,
             prefill_metrics,
             decode_metrics,
             before: Vec::new(),
-        };
-        scene.wait_idle()?;
-        scene.before = scene.normal_answers()?;
-        Ok(scene)
+        })
     }
 
     /// A new connection to the coordinator.
@@ -152,20 +168,22 @@ impl Scene {
         let deadline = Clock.now() + PATIENCE;
         while !condition()? {
             if Clock.now() >= deadline {
-                bail!(
-                    "{what}: not within {PATIENCE:?}\n{}\n{}",
-                    self.get("/metrics")?.text(),
-                    self.cluster.logs()
-                );
+                let page = self.get("/metrics")?.text();
+                let state = page
+                    .lines()
+                    .filter(|line| line.starts_with("baton_") && !line.contains("_bucket"));
+                let state = state.collect::<Vec<_>>().join("\n");
+                bail!("{what}: not within {PATIENCE:?}\n{state}\n{}", self.cluster.logs());
             }
-            self.pause(Duration::from_millis(10));
+            pause(Duration::from_millis(10));
         }
         Ok(())
     }
 
-    /// Lets time pass.
-    pub fn pause(&self, time: Duration) {
-        self.runtime.block_on(tokio::time::sleep(time));
+    /// Starts the decode node again after it has been ended.
+    pub fn start_decode(&mut self) -> Result<()> {
+        let listen = format!("node.metrics_listen=127.0.0.1:{}", self.decode_metrics);
+        self.cluster.start_process(DECODE, "decode-node", &[&listen])
     }
 
     /// Waits until no request is held and, by their own reports, all blocks of both nodes are free.
@@ -198,19 +216,28 @@ impl Scene {
         Ok(vec![generated, completed])
     }
 
-    /// The end of every test: the cluster answers as it did before, holds nothing, and no process has panicked or complained.
+    /// The end of a test that has the cluster for itself: see [`Scene::is_well`], and nothing is held any more.
     pub fn close(self) -> Result<()> {
+        self.is_well()?;
+        self.wait_idle()
+    }
+
+    /// Checks that the cluster answers as it did before, and that no process has panicked or complained.
+    pub fn is_well(&self) -> Result<()> {
         ensure!(
             self.normal_answers()? == self.before,
             "normal requests are answered differently now"
         );
-        self.wait_idle()?;
+        self.no_complaints()
+    }
+
+    /// Checks that no process has panicked or logged an error: what clients do is no error of ours.
+    pub fn no_complaints(&self) -> Result<()> {
         let logs = self.cluster.logs();
+        ensure!(!logs.contains('\x1b'), "the logs have colours in a file");
         let bad = ["panicked", " ERROR "];
-        let lines: Vec<&str> = logs
-            .lines()
-            .filter(|line| bad.iter().any(|word| line.contains(word)))
-            .collect();
+        let is_bad = |line: &&str| bad.iter().any(|word| line.contains(word));
+        let lines: Vec<&str> = logs.lines().filter(is_bad).collect();
         ensure!(lines.is_empty(), "the processes complain:\n{}", lines.join("\n"));
         Ok(())
     }

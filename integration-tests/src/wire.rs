@@ -103,6 +103,11 @@ impl Wire {
         })
     }
 
+    /// The socket.
+    pub fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
     /// Sends bytes as they are.
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) -> Result<()> {
         Ok(self.stream.write_all(bytes.as_ref())?)
@@ -178,6 +183,11 @@ impl Wire {
         }
         let count = self.ahead.len().min(most);
         Ok(self.ahead.drain(..count).collect())
+    }
+
+    /// Puts bytes that have been read back in front of what follows.
+    pub fn put_back(&mut self, bytes: &[u8]) {
+        self.ahead.splice(..0, bytes.iter().copied());
     }
 
     fn take(&mut self, count: usize) -> Result<Vec<u8>> {

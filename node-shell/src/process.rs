@@ -154,7 +154,11 @@ impl<R: NodeRole> Node<R> {
         let node = own_name(&config, role, &identity)?;
         let endpoint =
             Arc::new(QuicEndpoint::bind(identity, &config.node.listen, &config.cluster, &config.transfer).await?);
-        let max_seq_len = config.limits.max_seq_len.min(model.max_position_embeddings);
+        let max_seq_len = longest_sequence(
+            config.limits.max_seq_len,
+            model.max_position_embeddings,
+            model.pool.total_blocks() * config.engine.kv_block_tokens,
+        );
         let limits = engine_limits(&config, &model.pool, max_seq_len);
         let layout = *model.pool.layout();
         let (engine, thread) =
@@ -260,6 +264,17 @@ async fn accept_kv<R: NodeRole>(endpoint: Arc<QuicEndpoint>, role: Arc<R>) {
     }
 }
 
+/// Longest sequence, in tokens. The last token of a sequence is never computed, so it needs no position of its own: a
+/// prompt may fill all positions of the model. It does need a place in the pool's reckoning.
+fn longest_sequence(configured: usize, positions: usize, pool_tokens: usize) -> usize {
+    let by_model = if positions < pool_tokens {
+        positions + 1
+    } else {
+        positions
+    };
+    configured.min(by_model)
+}
+
 fn engine_limits(config: &Config, pool: &KvPool, max_seq_len: usize) -> EngineLimits {
     EngineLimits {
         total_blocks: pool.total_blocks(),
@@ -304,4 +319,17 @@ fn boot_number(clock: Clock) -> u64 {
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::longest_sequence;
+
+    #[test]
+    fn the_last_token_needs_no_position() {
+        assert_eq!(longest_sequence(8_192, 512, 32_768), 513);
+        assert_eq!(longest_sequence(512, 512, 32_768), 512);
+        assert_eq!(longest_sequence(100, 512, 32_768), 100);
+        assert_eq!(longest_sequence(8_192, 512, 512), 512, "it needs a place in the pool");
+    }
 }

@@ -1,6 +1,6 @@
 //! Logs and metrics of a process: set up once at start.
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::time::Duration;
 
 use config::{LogFormat, TelemetryConfig};
@@ -10,8 +10,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::shutdown::Shutdown;
 
@@ -20,6 +22,9 @@ const SECONDS_BUCKETS: &[f64] = &[
     0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
     60.0,
 ];
+/// What logs an error for every stranger that sends bytes which are no HTTP. That is no error of this process, and nobody
+/// may fill its log: told from level debug on.
+const STRANGERS: &[&str] = &["actix_http::h1::dispatcher"];
 /// Scrapes answered at once.
 const MAX_SCRAPES: usize = 8;
 /// Longest head of a scrape's request, in bytes.
@@ -52,18 +57,34 @@ pub enum TelemetryError {
     },
 }
 
-/// Sets up the process's log: to standard error, in the configured shape, from the configured level on.
+/// Sets up the process's log: to standard error, in the configured shape, from the configured level on. Colours only for
+/// a terminal: in a file they hide the level's word from whoever searches for it.
 pub fn init_logging(telemetry: &TelemetryConfig) -> Result<(), TelemetryError> {
     let level: LevelFilter = telemetry
         .log_level
         .parse()
         .map_err(|_| TelemetryError::Level(telemetry.log_level.clone()))?;
-    let log = fmt().with_max_level(level).with_writer(io::stderr);
+    let log = fmt::layer()
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr);
+    let registry = tracing_subscriber::registry().with(wanted(level));
     let result = match telemetry.log_format {
-        LogFormat::Human => log.try_init(),
-        LogFormat::Json => log.json().flatten_event(true).try_init(),
+        LogFormat::Human => registry.with(log).try_init(),
+        LogFormat::Json => registry.with(log.json().flatten_event(true)).try_init(),
     };
     result.map_err(|e| TelemetryError::LoggingInstalled(e.to_string()))
+}
+
+/// What is logged at a configured level.
+fn wanted(level: LevelFilter) -> Targets {
+    let strangers = if level >= LevelFilter::DEBUG {
+        level
+    } else {
+        LevelFilter::OFF
+    };
+    Targets::new()
+        .with_default(level)
+        .with_targets(STRANGERS.iter().map(|target| (*target, strangers)))
 }
 
 /// Renders the process's metrics. Clones share the registry.
@@ -180,5 +201,22 @@ fn respond(head: &[u8], handle: &MetricsHandle) -> (&'static str, String) {
         (b"GET", b"/metrics") => ("200 OK", handle.render()),
         (_, b"/metrics") => ("405 Method Not Allowed", "only GET is served here\n".to_owned()),
         _ => ("404 Not Found", "only /metrics is served here\n".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    #[test]
+    fn strangers_cannot_fill_the_log() {
+        let stranger = "actix_http::h1::dispatcher";
+        assert!(!wanted(LevelFilter::INFO).would_enable(stranger, &Level::ERROR));
+        assert!(wanted(LevelFilter::INFO).would_enable("actix_http", &Level::ERROR));
+        assert!(wanted(LevelFilter::INFO).would_enable("coordinator::driver", &Level::INFO));
+        assert!(!wanted(LevelFilter::INFO).would_enable("coordinator::driver", &Level::DEBUG));
+        assert!(wanted(LevelFilter::DEBUG).would_enable(stranger, &Level::ERROR));
     }
 }
