@@ -374,3 +374,18 @@ fn an_answer_larger_than_any_buffer_arrives_whole() {
     assert_eq!(answer["details"]["finish_reason"], "length");
     assert_eq!(answer["details"]["generated_tokens"], 5);
 }
+
+#[test]
+fn http_1_0_gets_a_stream_without_chunks() {
+    let front = start();
+    let body = "{\"inputs\":\"a\"}";
+    for connection in ["", "connection: keep-alive\r\n"] {
+        let head = format!(
+            "POST /generate_stream HTTP/1.0\r\ncontent-length: {}\r\n{connection}\r\n{body}",
+            body.len()
+        );
+        let answer = exchange(front.address, head.as_bytes());
+        assert_eq!((answer.status, answer.header("transfer-encoding")), (200, None));
+        assert_eq!(answer.json_events().len(), 6);
+    }
+}

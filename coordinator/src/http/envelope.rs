@@ -2,14 +2,14 @@
 
 use std::rc::Rc;
 
-use actix_web::body::MessageBody;
+use actix_web::body::{BodySize, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::error::ErrorRequestTimeout;
 use actix_web::http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, AUTHORIZATION, HeaderName, HeaderValue,
 };
-use actix_web::http::{Method, StatusCode};
+use actix_web::http::{ConnectionType, Method, StatusCode, Version};
 use actix_web::middleware::Next;
 use actix_web::{Error, HttpMessage, HttpResponse, web};
 use config::Secret;
@@ -41,6 +41,7 @@ pub async fn envelope(
     if let Some(connection) = &connection {
         connection.working();
     }
+    let knows_chunks = request.version() >= Version::HTTP_11;
     let id = request_id(&request);
     request.extensions_mut().insert(ClientRequestId(id.clone()));
     let early = if request.method() == Method::OPTIONS {
@@ -55,6 +56,12 @@ pub async fn envelope(
             .map_into_boxed_body(),
     };
     let mut answer = answer.map_body(|_, body| WatchedBody::new(body, connection));
+    if !knows_chunks && answer.response().body().size() == BodySize::Stream {
+        // The end of the connection is the end of the body.
+        let head = answer.response_mut().head_mut();
+        head.no_chunking(true);
+        head.set_connection_type(ConnectionType::Close);
+    }
     let headers = answer.headers_mut();
     if let Ok(id) = HeaderValue::from_str(&id) {
         headers.insert(REQUEST_ID, id);
