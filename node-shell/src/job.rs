@@ -1,10 +1,16 @@
 //! One job stream: events out, cancel in.
 
+use std::time::Duration;
+
 use protocol::codec::MAX_CONTROL_BYTES;
 use protocol::control::{Job, JobError, JobErrorKind, JobEvent};
 use quinn::{RecvStream, SendStream};
 use runtime::framing::{FramingError, MessageWriter, read_message};
 use thiserror::Error;
+use tokio::time::timeout;
+
+/// Longest wait until the coordinator has a job's last event.
+const DELIVERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The job's stream is gone: the coordinator cancelled, or the link is lost. Whoever sees it lets go of everything.
 #[derive(Debug, Error)]
@@ -30,10 +36,20 @@ impl JobStream {
         Ok(self.writer.write(event).await?)
     }
 
-    /// Sends the job's last event and ends the stream cleanly.
+    /// Sends the job's last event and ends the stream cleanly. Returns when the coordinator has it: a node that drains
+    /// closes its links when its last job has ended, and with them whatever is still under way.
     pub async fn end(mut self, event: &JobEvent) -> Result<(), JobGone> {
         self.writer.write(event).await?;
-        Ok(self.writer.finish()?)
+        self.writer.finish()?;
+        match timeout(DELIVERY_TIMEOUT, self.writer.stopped()).await {
+            // A coordinator that stops reading here has its last event, or does not want it.
+            Ok(Ok(()) | Err(FramingError::Reset { .. })) => Ok(()),
+            Ok(Err(lost)) => Err(lost.into()),
+            Err(_) => {
+                tracing::debug!("the coordinator does not take a job's last event");
+                Ok(())
+            }
+        }
     }
 
     /// Ends the job with an error.

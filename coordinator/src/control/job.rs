@@ -4,7 +4,7 @@ use protocol::codec::MAX_CONTROL_BYTES;
 use protocol::control::{Job, JobEvent};
 use quinn::Connection;
 use runtime::framing::{FramingError, MessageReader, MessageWriter};
-use runtime::quic::code;
+use runtime::quic::{code, describe};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -14,6 +14,9 @@ use crate::core::nodes::LegId;
 
 /// Sends a job and reports what the node says about it, until its last event, the loss of the stream, or `cancel`, which
 /// resets the stream in both directions. The deadlines are the core's.
+///
+/// The loss of the whole connection is not reported here: the link's task does, for all jobs at once. A job that reported
+/// it first would be placed again on a node that is not known to be lost.
 pub async fn run(
     leg: LegId,
     connection: Connection,
@@ -41,10 +44,11 @@ pub async fn run(
             };
             match end {
                 Ok(()) => return,
+                Err(FramingError::Connection { reason, .. }) => return lost_with_its_link(leg, &reason),
                 Err(error) => error.to_string(),
             }
         }
-        Err(error) => FramingError::from(error).to_string(),
+        Err(error) => return lost_with_its_link(leg, &describe(&error)),
     };
     let report = FromNode::JobLost { leg, reason: lost };
     tokio::select! {
@@ -53,6 +57,10 @@ pub async fn run(
         () = cancel.cancelled() => {}
         _ = events.send(report) => {}
     }
+}
+
+fn lost_with_its_link(leg: LegId, reason: &str) {
+    tracing::debug!(?leg, reason, "job lost with its link");
 }
 
 async fn exchange(

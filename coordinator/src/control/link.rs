@@ -9,6 +9,7 @@ use runtime::quic::{Link, code};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
 
 use super::{FromNode, Joined};
 use crate::core::nodes::{LinkId, PeerName};
@@ -30,9 +31,13 @@ enum LinkEnd {
     Stopped,
 }
 
+/// Longest wait for the jobs of a closed connection to end: they have nothing left to wait for but the driver.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 pub(super) async fn serve(id: LinkId, link: Link, events: mpsc::Sender<FromNode>, hello_timeout: Duration) {
     let mut joined = false;
-    let end = member(id, &link, &events, hello_timeout, &mut joined).await;
+    let jobs = TaskTracker::new();
+    let end = member(id, &link, &jobs, &events, hello_timeout, &mut joined).await;
     let (code, level_warn) = match &end {
         LinkEnd::Refused(_) => (code::REFUSED, true),
         LinkEnd::Protocol(_) | LinkEnd::Silent(_) => (code::PROTOCOL, true),
@@ -46,6 +51,10 @@ pub(super) async fn serve(id: LinkId, link: Link, events: mpsc::Sender<FromNode>
     } else {
         tracing::info!(peer = %link.peer, %reason, "link ended");
     }
+    jobs.close();
+    if timeout(LAST_WORDS, jobs.wait()).await.is_err() {
+        tracing::debug!(peer = %link.peer, jobs = jobs.len(), "jobs outlive their link");
+    }
     if joined && events.send(FromNode::Lost { link: id, reason }).await.is_err() {
         tracing::trace!("the driver ended before the link");
     }
@@ -54,6 +63,7 @@ pub(super) async fn serve(id: LinkId, link: Link, events: mpsc::Sender<FromNode>
 async fn member(
     id: LinkId,
     link: &Link,
+    jobs: &TaskTracker,
     events: &mpsc::Sender<FromNode>,
     hello_timeout: Duration,
     joined: &mut bool,
@@ -75,6 +85,7 @@ async fn member(
         peer,
         hello,
         connection,
+        jobs: jobs.clone(),
         answer,
     });
     if events.send(FromNode::Joined(at_the_door)).await.is_err() {

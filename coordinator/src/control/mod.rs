@@ -5,7 +5,8 @@
 //! 2. The node opens the membership stream and says `Hello`, or is dropped after a while.
 //! 3. The driver's core welcomes or refuses it; a refusal says what differs.
 //! 4. Load reports go to the driver; for every job the driver opens a stream ([`job`]).
-//! 5. The link ends (closed, silent, replaced): the driver hears of it once, after everything else from this link.
+//! 5. The link ends (closed, silent, replaced): the driver hears of it once, after everything else from this link. It does
+//!    not hear it from every job too: one loss is one fact.
 
 pub mod job;
 mod link;
@@ -18,6 +19,7 @@ use quinn::Connection;
 use runtime::quic::QuicEndpoint;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::core::nodes::{LegId, LinkId, PeerName};
 
@@ -47,7 +49,7 @@ pub enum FromNode {
         /// What.
         event: JobEvent,
     },
-    /// A job's stream ended without a last event.
+    /// A job's stream ended without a last event, while its link goes on.
     JobLost {
         /// Which job.
         leg: LegId,
@@ -67,6 +69,8 @@ pub struct Joined {
     pub hello: Hello,
     /// Where its jobs' streams are opened.
     pub connection: Connection,
+    /// Runs its jobs' streams: the link is not lost before each of them has told what the node had said.
+    pub jobs: TaskTracker,
     /// The driver's answer; an error is the reason of a refusal.
     pub answer: oneshot::Sender<Result<(), String>>,
 }

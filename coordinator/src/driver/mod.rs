@@ -23,6 +23,7 @@ use runtime::shutdown::Shutdown;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use self::clients::Clients;
 use self::telemetry::Gauges;
@@ -65,6 +66,12 @@ enum Input {
     Abort,
 }
 
+/// Where the jobs of a node run.
+struct NodeLink {
+    connection: Connection,
+    jobs: TaskTracker,
+}
+
 /// The driver before it runs.
 pub struct Driver {
     core: Cluster,
@@ -76,7 +83,7 @@ pub struct Driver {
     /// Given to the jobs.
     to_driver: mpsc::Sender<FromNode>,
     status: watch::Sender<Arc<ClusterStatus>>,
-    links: HashMap<LinkId, Connection>,
+    links: HashMap<LinkId, NodeLink>,
     /// Nodes that wait for an answer.
     at_the_door: HashMap<LinkId, oneshot::Sender<Result<(), String>>>,
     jobs: HashMap<LegId, CancellationToken>,
@@ -254,9 +261,10 @@ impl Driver {
                     peer,
                     hello,
                     connection,
+                    jobs,
                     answer,
                 } = *joined;
-                self.links.insert(link, connection);
+                self.links.insert(link, NodeLink { connection, jobs });
                 self.at_the_door.insert(link, answer);
                 Fact::NodeJoined { link, peer, hello }
             }
@@ -284,20 +292,16 @@ impl Driver {
                 self.answer(link, Err(reason));
             }
             Action::Close { link, reason } => {
-                if let Some(connection) = self.links.remove(&link) {
-                    connection.close(code::CLOSED, reason.as_bytes());
+                if let Some(node) = self.links.remove(&link) {
+                    node.connection.close(code::CLOSED, reason.as_bytes());
                 }
             }
             Action::StartJob { leg, link, job } => match self.links.get(&link) {
-                Some(connection) => {
+                Some(NodeLink { connection, jobs }) => {
                     let cancel = CancellationToken::new();
-                    tokio::spawn(job::run(
-                        leg,
-                        connection.clone(),
-                        job,
-                        self.to_driver.clone(),
-                        cancel.clone(),
-                    ));
+                    let run = job::run(leg, connection.clone(), job, self.to_driver.clone(), cancel.clone());
+                    // The tracker waits for the task; nobody needs its handle.
+                    drop(jobs.spawn(run));
                     self.jobs.insert(leg, cancel);
                 }
                 None => {
