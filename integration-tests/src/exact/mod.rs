@@ -6,10 +6,14 @@
 //! * [`reference`](mod@reference): one engine in the test's own process.
 //! * [`shape`]: its JSON.
 //! * [`expected`]: where an answer must end, by a search of its whole text.
+//! * [`judge`]: asks, and holds the answer against both.
+//! * [`watched`]: a pair of nodes whose own counters can be read.
 
 pub mod answer;
 pub mod expected;
+pub mod judge;
 pub mod prompts;
 pub mod query;
 pub mod reference;
 pub mod shape;
+pub mod watched;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result};
 use model_files::TextTokenizer;
 
 const PASSAGES: &[&str] = &[
@@ -51,12 +51,14 @@ const PASSAGES: &[&str] = &[
      /tmp/report.txt && wc -l < /tmp/report.txt || echo \"nothing to report: $?\"",
 ];
 
-/// Wanted length of prompt `i` of `count`, in tokens: from 1 up to about `longest`, more short ones than long ones, in
-/// mixed order.
-fn wanted(i: usize, count: usize, longest: usize) -> usize {
-    let rank = (i * 37 + 11) % count.max(1);
-    let share = rank as f64 / (count.max(2) - 1) as f64;
-    1 + ((longest - 1) as f64 * share.powf(2.2)).round() as usize
+/// `count` lengths from 1 to `longest` tokens: more short ones than long ones, in mixed order.
+pub fn mixed_lengths(count: usize, longest: usize) -> Vec<usize> {
+    let length = |i: usize| {
+        let rank = (i * 37 + 11) % count.max(1);
+        let share = rank as f64 / (count.max(2) - 1) as f64;
+        1 + ((longest - 1) as f64 * share.powf(2.2)).round() as usize
+    };
+    (0..count).map(length).collect()
 }
 
 /// The beginning of `text`, repeated as needed, that is as long as possible with at most `tokens` tokens.
@@ -85,34 +87,28 @@ fn cut(tokenizer: &TextTokenizer, text: &str, tokens: usize) -> Result<String> {
     Ok(long[..borders[low]].to_owned())
 }
 
-/// `count` different prompts of about 1 to `longest` tokens.
+/// Different prompts of about the given lengths, in tokens: never more, seldom one less.
 ///
 /// # Errors
-/// The tokenizer gives up, or cannot tell so many prompts apart.
-pub fn prompts(tokenizer: &TextTokenizer, count: usize, longest: usize) -> Result<Vec<String>> {
+/// The tokenizer gives up, or a passage has no further beginning of such a length.
+pub fn prompts(tokenizer: &TextTokenizer, lengths: &[usize]) -> Result<Vec<String>> {
     let mut seen = BTreeSet::new();
-    let mut out = Vec::with_capacity(count);
-    for i in 0..count {
+    let mut out = Vec::with_capacity(lengths.len());
+    for (i, &tokens) in lengths.iter().enumerate() {
         let passage = PASSAGES[i % PASSAGES.len()];
-        let tokens = wanted(i, count, longest);
-        let starts: Vec<usize> = [0]
-            .into_iter()
-            .chain(passage.char_indices().filter(|(_, c)| *c == ' ').map(|(at, _)| at + 1))
-            .collect();
+        let words = passage.char_indices().filter(|(_, c)| *c == ' ').map(|(at, _)| at + 1);
+        let starts: Vec<usize> = [0].into_iter().chain(words).collect();
         let first = (i / PASSAGES.len()) * 3;
-        let fresh = (0..starts.len()).find_map(|skip| {
+        let mut fresh = None;
+        for skip in 0..starts.len() {
             let start = starts[(first + skip) % starts.len()];
-            let prompt = cut(tokenizer, &passage[start..], tokens);
-            prompt
-                .map(|prompt| seen.insert(prompt.clone()).then_some(prompt))
-                .transpose()
-        });
-        ensure!(
-            fresh.is_some(),
-            "no new prompt of {tokens} tokens in passage {}",
-            i % PASSAGES.len()
-        );
-        out.extend(fresh.transpose()?);
+            let prompt = cut(tokenizer, &passage[start..], tokens)?;
+            if !prompt.is_empty() && seen.insert(prompt.clone()) {
+                fresh = Some(prompt);
+                break;
+            }
+        }
+        out.push(fresh.with_context(|| format!("no new prompt of {tokens} tokens in passage {}", i % PASSAGES.len()))?);
     }
     Ok(out)
 }

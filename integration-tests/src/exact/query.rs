@@ -89,7 +89,7 @@ pub struct Query {
     pub ignore_eos: bool,
     /// Keep what ended the answer in its text; OpenAI only.
     pub keep_stop: bool,
-    /// Alternatives to every token; OpenAI only.
+    /// Alternatives to every token, at most 5; OpenAI only.
     pub top: u8,
     /// Log-probabilities of the prompt; `/generate` only.
     pub prompt_logprobs: bool,
@@ -111,11 +111,11 @@ impl Query {
         }
     }
 
-    /// True if the door knows every field of this request.
+    /// True if the answer at this door can be what is asked. `top` and `prompt_logprobs` change no token: a door that does
+    /// not have them is asked without them.
     pub fn belongs_to(&self, door: Door) -> bool {
-        let openai_only = self.ignore_eos || self.keep_stop || self.top > 0 || !self.stop_token_ids.is_empty();
-        let fits = if door.is_tgi() { !openai_only } else { true };
-        fits && (!self.prompt_logprobs || door == Door::Generate) && self.draw.belongs_to(door)
+        let openai_only = self.ignore_eos || self.keep_stop || !self.stop_token_ids.is_empty();
+        !(door.is_tgi() && openai_only) && self.draw.belongs_to(door)
     }
 
     /// The rules by which the engine ends the answer; `most` is the limit that the server makes of `max_tokens`.
@@ -128,8 +128,8 @@ impl Query {
         }
     }
 
-    /// The body of a request that asks for everything an answer can tell. Fields that the door does not have are left
-    /// out: see [`Query::belongs_to`].
+    /// The body of a request that asks for everything an answer can tell. See [`Query::belongs_to`] for
+    /// fields that the door does not have.
     pub fn body(&self, door: Door) -> Value {
         let mut body = if door.is_tgi() {
             self.tgi(door)

@@ -20,6 +20,9 @@ use super::query::Query;
 /// Longest sequence, in tokens.
 const MAX_SEQ_LEN: usize = 1_024;
 
+/// Most alternatives that an API reports; a request that wants less is told the first ones.
+const MOST_ALTERNATIVES: u8 = 5;
+
 /// See the head of the file.
 pub struct Reference {
     engine: Engine,
@@ -78,7 +81,7 @@ impl Reference {
         })
     }
 
-    /// Answers a request under the server's limit `most`; stop strings and `top` beyond what is asked play no part.
+    /// Answers a request under the server's limit `most`; its stop strings play no part.
     pub fn answer(&mut self, query: &Query, most: u32) -> Result<Continuation> {
         let rules = query.stop_rules(most, &self.text.eos_token_ids);
         self.run(query, rules)
@@ -100,7 +103,7 @@ impl Reference {
         let id = self.engine.add(SequenceSpec {
             prompt_len: prompt.len(),
             token_ids: prompt.clone(),
-            sampling: Arc::new(query.draw.params(self.text.vocab_size, Some(query.top))),
+            sampling: Arc::new(query.draw.params(self.text.vocab_size, Some(MOST_ALTERNATIVES))),
             stop,
             prompt_logprobs: query.prompt_logprobs,
             on_finish: OnFinish::Release,
