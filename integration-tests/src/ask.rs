@@ -85,6 +85,8 @@ pub enum Outcome {
         status: u16,
         /// The word for the kind of error.
         word: String,
+        /// What it says.
+        message: String,
         /// `Retry-After`, in seconds.
         retry_after: Option<u64>,
     },
@@ -92,6 +94,8 @@ pub enum Outcome {
     Failed {
         /// The word for the kind of error.
         word: String,
+        /// What it says.
+        message: String,
         /// What had come before.
         text: String,
         /// The ids of what had come before.
@@ -270,6 +274,16 @@ fn word(body: &Value) -> Result<String> {
         .with_context(|| format!("not an error of either family: {body}"))
 }
 
+/// What an error body or event of either family says.
+fn message(body: &Value) -> String {
+    let text = if body["error"].is_object() {
+        &body["error"]["message"]
+    } else {
+        &body["error"]
+    };
+    text.as_str().unwrap_or_default().to_owned()
+}
+
 fn refused(status: u16, retry_after: Option<u64>, text: &str) -> Result<Outcome> {
     let body: Value = serde_json::from_str(text).with_context(|| format!("{status}, not JSON: {text}"))?;
     let word = word(&body)?;
@@ -280,6 +294,7 @@ fn refused(status: u16, retry_after: Option<u64>, text: &str) -> Result<Outcome>
     );
     Ok(Outcome::Refused {
         status,
+        message: message(&body),
         word,
         retry_after,
     })
@@ -292,7 +307,12 @@ fn failed(event: &Value, last: bool, text: String, ids: Vec<u64>) -> Result<Outc
         DOCUMENTED.iter().any(|(_, known)| *known == word),
         "error event: {event}"
     );
-    Ok(Outcome::Failed { word, text, ids })
+    Ok(Outcome::Failed {
+        message: message(event),
+        word,
+        text,
+        ids,
+    })
 }
 
 fn read_tokens(events: &[Value]) -> Result<Outcome> {
@@ -320,9 +340,10 @@ fn read_tokens(events: &[Value]) -> Result<Outcome> {
             "{} events, {details}",
             ids.len()
         );
-        ensure!(text == whole, "the events say {text:?}, the end {whole:?}");
+        // What is left of an incomplete character belongs to the last token, which may be a special one.
+        ensure!(whole.starts_with(&text), "the events say {text:?}, the end {whole:?}");
         return Ok(Outcome::Whole(Reply {
-            text,
+            text: whole.to_owned(),
             finish: string(&details["finish_reason"])?,
             ids,
         }));

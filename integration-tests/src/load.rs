@@ -19,6 +19,9 @@ pub const HANGS_AFTER: Duration = Duration::from_secs(30);
 /// No test runs load for longer.
 const LONGEST: Duration = Duration::from_secs(120);
 
+/// A request that was sent so long ago has arrived.
+const UNDERWAY: Duration = Duration::from_millis(200);
+
 /// Requests with the answers that an undisturbed cluster gives.
 #[derive(Debug)]
 pub struct Known {
@@ -160,10 +163,17 @@ fn compare(ask: &Ask, known: &Reply, outcome: Outcome) -> Verdict {
     match outcome {
         Outcome::Whole(reply) if reply == *known => Verdict::Exact,
         Outcome::Whole(reply) => Verdict::Wrong(format!("{:?} got {reply:?}, expected {known:?}", ask.door)),
-        Outcome::Refused { status, word, .. } => Verdict::Error(format!("{status} {word}")),
+        Outcome::Refused {
+            status, word, message, ..
+        } => Verdict::Error(format!("{status} {word}: {message}")),
         // What a client has seen before an error stays true.
-        Outcome::Failed { word, text, ids } if known.text.starts_with(&text) && known.ids.starts_with(&ids) => {
-            Verdict::Error(format!("event {word}"))
+        Outcome::Failed {
+            word,
+            message,
+            text,
+            ids,
+        } if known.text.starts_with(&text) && known.ids.starts_with(&ids) => {
+            Verdict::Error(format!("event {word}: {message}"))
         }
         Outcome::Failed { text, ids, .. } => Verdict::Wrong(format!(
             "{:?} failed after {text:?} {ids:?}, expected the beginning of {known:?}",
@@ -217,6 +227,14 @@ impl Tally {
             .iter()
             .filter(|judged| judged.began <= at && judged.ended > at)
             .count()
+    }
+
+    /// The requests that were certainly running at `at`: sent some time before, not ended yet.
+    pub fn running_at(&self, at: Instant) -> Self {
+        let running = |judged: &&Judged| judged.began + UNDERWAY <= at && judged.ended > at;
+        Self {
+            judged: self.judged.iter().filter(running).cloned().collect(),
+        }
     }
 
     /// Time from `at` to the first exact answer to a request that was sent after it.

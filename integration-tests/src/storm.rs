@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use futures_util::StreamExt;
 use reqwest::Client;
 use tokio::sync::Semaphore;
@@ -23,7 +23,7 @@ pub enum Moment {
 }
 
 /// What a client had seen when it went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// Nothing.
     Nothing,
@@ -31,8 +31,8 @@ pub enum Seen {
     Part,
     /// Everything: it went too late.
     Everything,
-    /// No connection, or an answer that is none.
-    Failed,
+    /// No connection, or an answer that is none: why.
+    Failed(String),
 }
 
 impl Moment {
@@ -80,7 +80,7 @@ async fn leave(client: &Client, url: &str, ask: &Ask, moment: Moment) -> Seen {
     let ended = timeout(time, read(client, url, ask, events, &mut seen)).await;
     match ended {
         Ok(Ok(())) | Err(_) => seen,
-        Ok(Err(_)) => Seen::Failed,
+        Ok(Err(error)) => Seen::Failed(format!("{error:#}")),
     }
 }
 
@@ -89,8 +89,10 @@ async fn read(client: &Client, url: &str, ask: &Ask, events: usize, seen: &mut S
         .post(format!("{url}{}", ask.door.path()))
         .json(&ask.body)
         .send()
-        .await?
-        .error_for_status()?;
+        .await?;
+    if answer.status() != 200 {
+        bail!("status {}: {}", answer.status(), answer.text().await?);
+    }
     *seen = Seen::Part;
     let mut body = answer.bytes_stream();
     let mut count = 0;
