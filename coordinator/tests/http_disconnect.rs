@@ -54,8 +54,11 @@ fn requests() -> Vec<(&'static str, Script, Vec<u8>)> {
     ]
 }
 
-/// How a client leaves.
-const GOODBYES: [(&str, fn(TcpStream)); 2] = [
+/// What a client does, and how.
+type Goodbye = (&'static str, fn(TcpStream));
+
+/// How clients leave.
+const GOODBYES: [Goodbye; 2] = [
     ("closes", drop),
     ("closes its side only", |stream| {
         stream.shutdown(Shutdown::Write).expect("shut down");

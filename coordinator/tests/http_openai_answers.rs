@@ -63,10 +63,11 @@ fn a_whole_answer() {
     assert_ne!(answer["id"], whole(&front, "")["id"]);
 }
 
-#[test]
-fn why_an_answer_ended() {
-    let front = start();
-    let cases = [
+/// Sampled tokens, further fields; the text, the finish reason, the stop reason.
+type End = (Vec<u32>, &'static str, &'static str, &'static str, Value);
+
+fn ends() -> Vec<End> {
+    vec![
         (bytes("abcdef"), ",\"max_tokens\":3", "abc", "length", json!(null)),
         (bytes("abcdef"), ",\"stop\":[\"x\",\"de\"]", "abc", "stop", json!("de")),
         (
@@ -118,8 +119,13 @@ fn why_an_answer_ended() {
             json!(null),
         ),
         (bytes("\nb"), ",\"stop\":\"\\n\"", "", "stop", json!("\n")),
-    ];
-    for (tokens, fields, expected, finish, reason) in cases {
+    ]
+}
+
+#[test]
+fn why_an_answer_ended() {
+    let front = start();
+    for (tokens, fields, expected, finish, reason) in ends() {
         front.backend.play(Script::Tokens(tokens));
         let answer = whole(&front, fields);
         let choice = &answer["choices"][0];

@@ -112,6 +112,54 @@ fn bodies_over_the_limit_are_413_however_they_are_sent() {
 }
 
 #[test]
+fn all_bodies_together_are_bounded() {
+    let front = start_with(|config| config.limits.max_queued_bytes = 1 << 20);
+    let body = format!(
+        "{{\"inputs\":\"{}\",\"parameters\":{{\"truncate\":5}}}}",
+        "a".repeat(700_000)
+    );
+    let first = post_bytes("/generate", body.as_bytes());
+    // Two at once are too much, whichever of them is read further; they may also just miss each other.
+    let refused = (0..200).find_map(|_| {
+        let mut slow = connect(front.address);
+        let _sent = slow.write_all(&first[..first.len() - 10]).is_ok();
+        let other = post(front.address, "/generate", &body);
+        let _sent = slow.write_all(&first[first.len() - 10..]).is_ok();
+        let answers = [other, read_all(&mut slow)];
+        assert!(answers.iter().any(|answer| answer.status == 200));
+        answers.into_iter().find(|answer| answer.status != 200)
+    });
+    let refused = refused.expect("there is room for one and a half");
+    assert_eq!(
+        (refused.status, &refused.json()["error_type"]),
+        (429, &json!("overloaded"))
+    );
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert_eq!(
+        post(front.address, "/generate", &body).status,
+        200,
+        "the memory is given back"
+    );
+}
+
+#[test]
+fn a_client_may_ask_whether_to_send_its_body() {
+    let front = start();
+    let body = "{\"inputs\":\"a\"}";
+    let mut stream = connect(front.address);
+    let head = format!(
+        "POST /generate HTTP/1.1\r\nhost: t\r\nconnection: close\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).expect("sent");
+    let mut go_on = [0; 25];
+    stream.read_exact(&mut go_on).expect("an interim answer");
+    assert_eq!(&go_on, b"HTTP/1.1 100 Continue\r\n\r\n");
+    stream.write_all(body.as_bytes()).expect("sent");
+    assert_eq!(read_all(&mut stream).status, 200);
+}
+
+#[test]
 fn a_prompt_over_the_character_limit_is_refused() {
     let front = start_with(|config| config.limits.max_input_chars = 10);
     let with = |inputs: &str| post(front.address, "/generate", format!("{{\"inputs\":\"{inputs}\"}}"));
@@ -152,6 +200,23 @@ fn request_ids_are_echoed_or_made() {
         &format!("x-request-id: {}\r\n", "x".repeat(300)),
     );
     assert_eq!(long.header("x-request-id").map(str::len), Some(32));
+}
+
+#[test]
+fn the_cluster_knows_a_request_by_the_id_the_client_was_told() {
+    let front = start();
+    let answer = post(front.address, "/generate", "{\"inputs\":\"a\"}");
+    assert_eq!(
+        answer.header("x-request-id"),
+        Some(front.backend.last().id.to_string().as_str())
+    );
+    let answer = post(
+        front.address,
+        "/v1/completions",
+        "{\"model\":\"tiny\",\"prompt\":\"a\"}",
+    )
+    .json();
+    assert_eq!(answer["id"], format!("endpoint_common_{}", front.backend.last().id));
 }
 
 #[test]

@@ -13,6 +13,7 @@ use actix_web::http::{ConnectionType, Method, StatusCode, Version};
 use actix_web::middleware::Next;
 use actix_web::{Error, HttpMessage, HttpResponse, web};
 use config::Secret;
+use protocol::ids::RequestId;
 
 use super::connection::{Connection, WatchedBody};
 use super::error::{ApiError, ErrorKind, Family};
@@ -24,10 +25,6 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID: usize = 256;
 /// Paths that need no key: probes and scrapers have none.
 const OPEN_PATHS: [&str; 3] = ["/health", "/ping", "/metrics"];
-
-/// A request's id, for handlers and logs.
-#[derive(Clone, Debug)]
-pub struct ClientRequestId(pub String);
 
 /// The middleware.
 ///
@@ -42,8 +39,8 @@ pub async fn envelope(
         connection.working();
     }
     let knows_chunks = request.version() >= Version::HTTP_11;
-    let id = request_id(&request);
-    request.extensions_mut().insert(ClientRequestId(id.clone()));
+    let id = name(&request);
+    tracing::debug!(id, method = %request.method(), path = request.path(), "request");
     let early = if request.method() == Method::OPTIONS {
         Some(preflight())
     } else {
@@ -85,17 +82,18 @@ async fn unless_given_up<T>(
     }
 }
 
-/// The client's id, if it is one that a header and a log can carry; otherwise a new one.
-fn request_id(request: &ServiceRequest) -> String {
-    let given = request.headers().get(&REQUEST_ID).and_then(|value| value.to_str().ok());
-    let usable = given.filter(|id| !id.is_empty() && id.len() <= MAX_REQUEST_ID);
-    if let Some(id) = usable {
-        return id.to_owned();
-    }
+/// Names the request: by the client's word, if it is one that a header and a log can carry; otherwise by the
+/// [`RequestId`], which the nodes know it by too.
+fn name(request: &ServiceRequest) -> String {
     let drawn = request
         .app_data::<web::Data<HttpState>>()
         .and_then(|state| state.draw_id().ok());
-    drawn.map(|id| id.to_string()).unwrap_or_default()
+    if let Some(id) = drawn {
+        request.extensions_mut().insert::<RequestId>(id);
+    }
+    let given = request.headers().get(&REQUEST_ID).and_then(|value| value.to_str().ok());
+    let usable = given.filter(|id| !id.is_empty() && id.len() <= MAX_REQUEST_ID);
+    usable.map_or_else(|| drawn.map(|id| id.to_string()).unwrap_or_default(), str::to_owned)
 }
 
 fn preflight() -> HttpResponse {

@@ -14,6 +14,9 @@ use super::state::HttpState;
 use crate::core::types::{ClientEvent, Completion, OutputToken, ServeRequest};
 use crate::metrics::RequestTimer;
 
+/// Seeds above this are close to the maximum.
+const HIGH_SEED: u64 = u64::MAX - 1_000;
+
 /// A request whose fields are checked and whose prompt is tokenised and truncated.
 pub struct Draft {
     /// The request's name.
@@ -87,6 +90,9 @@ impl HttpState {
     /// # Errors
     /// A prompt that is too long, a refusal, or a failure before the first token; the timer has been told.
     pub async fn begin(&self, draft: Draft, mut timer: RequestTimer) -> Result<Answer, ApiError> {
+        if draft.sampling.seed > HIGH_SEED {
+            self.warn_of_high_seed(draft.sampling.seed);
+        }
         let request = self
             .request(draft)
             .inspect_err(|error| timer.failed(error.metric_label()))?;

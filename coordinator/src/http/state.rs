@@ -1,10 +1,11 @@
 //! What every handler shares: the cluster, the model's text side, limits, metrics.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use actix_web::HttpRequest;
 use actix_web::web::Payload;
+use actix_web::{HttpMessage, HttpRequest};
 use config::{Config, CoordinatorConfig, LimitsConfig};
 use model_files::TextModel;
 use protocol::ids::RequestId;
@@ -83,6 +84,7 @@ pub struct HttpState {
     pub started_at: u64,
     bodies: BodyReader,
     long_work: LongWork,
+    high_seed_seen: AtomicBool,
 }
 
 impl HttpState {
@@ -95,6 +97,7 @@ impl HttpState {
         Self {
             prompts: PromptTokenizer::new(model.text.tokenizer.clone(), long_work.clone()),
             long_work,
+            high_seed_seen: AtomicBool::new(false),
             lengths: Lengths::new(&config.limits, model.text.max_position_embeddings),
             bodies: BodyReader::new(
                 config.limits.max_body_bytes,
@@ -156,12 +159,31 @@ impl HttpState {
         draw().map(|bytes| RequestId(u128::from_le_bytes(bytes)))
     }
 
+    /// The name that the envelope gave a request, or a new one.
+    ///
+    /// # Errors
+    /// The operating system gives no random bytes.
+    pub fn id_of(&self, request: &HttpRequest) -> Result<RequestId, ApiError> {
+        let named = request.extensions().get::<RequestId>().copied();
+        named.map_or_else(|| self.draw_id(), Ok)
+    }
+
     /// A seed for a request that brings none; never 0.
     ///
     /// # Errors
     /// The operating system gives no random bytes.
     pub fn draw_seed(&self) -> Result<u64, ApiError> {
         draw().map(|bytes| u64::from_le_bytes(bytes).max(1))
+    }
+
+    /// Says once that a client uses a seed close to the maximum, as the API demands; it is used as it is.
+    pub fn warn_of_high_seed(&self, seed: u64) {
+        if !self.high_seed_seen.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                seed,
+                "a client sends seeds close to the maximum; they work like any other"
+            );
+        }
     }
 
     /// Smallest seed that a client may send.

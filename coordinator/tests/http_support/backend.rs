@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use coordinator::core::ledger::{Detokenizer, Ledger, TextDecoder, Verdict};
+use coordinator::core::ledger::{Ledger, Verdict};
 use coordinator::core::stop::StopMatcher;
 use coordinator::core::types::{ClientEvent, ClusterStatus, NodeStatus, ServeError, ServeErrorKind, ServeRequest};
 use coordinator::http::backend::{Backend, Events, Submission};
 use futures_util::stream::{self, Stream, StreamExt};
-use model_files::{IncrementalDecoder, TextTokenizer};
+use model_files::TextTokenizer;
 use protocol::control::StepTiming;
 use protocol::ids::Role;
 use protocol::sampling::SampledToken;
@@ -118,7 +118,7 @@ impl Backend for Scripted {
         self.requests.lock().expect("not poisoned").push(request.clone());
         let script = self.script.lock().expect("not poisoned").clone();
         let live = Live::new(&self.live);
-        let text = Arc::new(Text(self.tokenizer.clone()));
+        let text = Arc::new(self.tokenizer.clone());
         Box::pin(async move {
             if let Script::Refuse(kind) = script {
                 return Err(ServeError::new(kind, "scripted"));
@@ -158,7 +158,7 @@ pub fn step(position: u32) -> StepTiming {
     }
 }
 
-fn play(request: &ServeRequest, script: Script, text: Arc<Text>) -> Events {
+fn play(request: &ServeRequest, script: Script, text: Arc<TextTokenizer>) -> Events {
     let prompt_logprobs = request.prompt_logprobs.then(|| {
         let count = request.token_ids.len() as u32 - 1;
         (0..count).map(|index| -1.0 - index as f32).collect()
@@ -242,30 +242,5 @@ impl Stream for Counted {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ClientEvent>> {
         self.events.as_mut().poll_next(cx)
-    }
-}
-
-/// The tokenizer as the ledger sees it.
-struct Text(TextTokenizer);
-
-struct Decoder(IncrementalDecoder);
-
-impl Detokenizer for Text {
-    fn decoder(&self, skip_special: bool) -> Box<dyn TextDecoder> {
-        Box::new(Decoder(self.0.incremental(skip_special)))
-    }
-
-    fn is_special(&self, token: u32) -> bool {
-        self.0.is_special(token)
-    }
-}
-
-impl TextDecoder for Decoder {
-    fn push(&mut self, token: u32) -> String {
-        self.0.push(token)
-    }
-
-    fn finish(&mut self) -> String {
-        self.0.finish()
     }
 }

@@ -58,7 +58,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
         Prompt::Text(text) => state.encode("prompt", text.into()).await?,
         Prompt::Tokens(tokens) => tokens,
     };
-    let id = state.draw_id()?;
+    let id = state.id_of(request)?;
     let head = Head {
         id: format!("endpoint_common_{id}"),
         object: "text_completion",

@@ -94,7 +94,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape
         tokens.drain(..tokens.len().saturating_sub(keep));
     }
     let draft = Draft {
-        id: state.draw_id()?,
+        id: state.id_of(request)?,
         prompt_field: "inputs",
         tokens,
         body_bytes: body.bytes.len(),
