@@ -56,10 +56,10 @@ pub struct Ledger {
     stop: StopRules,
     keep_terminator: bool,
     detokenizer: Arc<dyn Detokenizer>,
-    /// With special tokens.
+    /// Of all tokens, special ones by their names.
     literal: Box<dyn TextDecoder>,
-    /// Without them, if the request does not want them.
-    visible: Option<Box<dyn TextDecoder>>,
+    /// Of the tokens that the client is to see: special ones if it wants them, the terminating one if it wants that.
+    visible: Box<dyn TextDecoder>,
     matcher: StopMatcher,
     closed: bool,
 }
@@ -72,7 +72,7 @@ impl Ledger {
             stop: request.stop.clone(),
             keep_terminator: request.include_stop_str,
             literal: detokenizer.decoder(false),
-            visible: request.skip_special_tokens.then(|| detokenizer.decoder(true)),
+            visible: detokenizer.decoder(request.skip_special_tokens),
             detokenizer,
             matcher,
             closed: false,
@@ -102,7 +102,7 @@ impl Ledger {
         let special = self.detokenizer.is_special(sampled.token);
         let text = self.literal.push(sampled.token);
         let finish = self.stop.finish(sampled.token, expected + 1);
-        let (visible, completion) = self.advance(sampled.token, &text, finish);
+        let (visible, completion) = self.advance(sampled.token, finish);
         self.closed = completion.is_some();
         Verdict::Accepted {
             token: OutputToken {
@@ -117,7 +117,7 @@ impl Ledger {
     }
 
     /// Feeds the visible text of `token` to the stop matcher and decides whether the request ends.
-    fn advance(&mut self, token: u32, literal: &str, reason: Option<FinishReason>) -> (String, Option<Completion>) {
+    fn advance(&mut self, token: u32, reason: Option<FinishReason>) -> (String, Option<Completion>) {
         let terminates = match reason {
             Some(FinishReason::Eos | FinishReason::StopToken(_)) => true,
             Some(FinishReason::Length) | None => false,
@@ -126,10 +126,7 @@ impl Ledger {
         let added = if terminates && !self.keep_terminator {
             String::new()
         } else {
-            match &mut self.visible {
-                Some(decoder) => decoder.push(token),
-                None => literal.to_owned(),
-            }
+            self.visible.push(token)
         };
         let released = self.matcher.push(&added);
         if let Some(string) = released.stop {
@@ -145,7 +142,7 @@ impl Ledger {
             Some(FinishReason::StopToken(token)) => Finish::StopToken(token),
         };
         // Bytes that wait for the rest of a character become text now, and that text may complete a stop string.
-        let rest = self.visible.as_mut().unwrap_or(&mut self.literal).finish();
+        let rest = self.visible.finish();
         let last = self.matcher.push(&rest);
         let completion = match last.stop {
             Some(string) => self.completion(Finish::StopString(string), last.text),
@@ -286,6 +283,18 @@ mod tests {
         let (text, completion) = feed(&mut ledger, &[65, 0xf0, 0x9f]);
         assert_eq!(text, "A\u{fffd}");
         assert_eq!(completion.map(|c| c.tail), Some("\u{fffd}".to_owned()));
+    }
+
+    #[test]
+    fn an_unfinished_character_before_a_hidden_end_token_stays_whatever_is_skipped() {
+        for skip_special in [true, false] {
+            let mut ledger = ledger(|request| request.skip_special_tokens = skip_special);
+            let (text, completion) = feed(&mut ledger, &[65, 0xf0, 0x9f, EOS]);
+            assert_eq!(
+                (text.as_str(), completion.map(|c| c.finish)),
+                ("A\u{fffd}", Some(Finish::Eos))
+            );
+        }
     }
 
     #[test]
