@@ -191,10 +191,11 @@ proptest! {
         let mut body = whole.as_bytes().to_vec();
         body[at] = byte;
         body.truncate(body.len() - cut % 3);
-        for error in [tgi::request::parse(&body, &tgi_rules()).err(), openai::request::parse(&body, &openai_rules()).err()] {
-            if let Some(error) = error {
-                check_error(&error, Family::Tgi);
-            }
+        if let Err(error) = tgi::request::parse(&body, &tgi_rules()) {
+            check_error(&error, Family::Tgi);
+        }
+        if let Err(error) = openai::request::parse(&body, &openai_rules()) {
+            check_error(&error, Family::OpenAi);
         }
     }
 
