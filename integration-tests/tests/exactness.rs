@@ -9,14 +9,13 @@ use config::KvDtypeConfig;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use integration_tests::ask::{Door, MODEL_NAME};
 use integration_tests::cluster::{Cluster, ClusterSpec, metric};
-use integration_tests::exact::answer::ask;
-use integration_tests::exact::expected::{check_ending, check_numbers, ending};
-use integration_tests::exact::prompts::prompts;
+use integration_tests::exact::judge::Judge;
+use integration_tests::exact::prompts::{mixed_lengths, prompts};
 use integration_tests::exact::query::{Draw, Query};
 use integration_tests::exact::reference::{Continuation, Reference};
+use integration_tests::exact::watched::Watched;
 use integration_tests::files::{default_model, tiny_model};
 use model_files::TextModel;
-use reqwest::Client;
 use tokio::sync::Mutex;
 
 /// Clusters run one after the other: nodes that starve each other lose their links.
@@ -111,18 +110,18 @@ fn draw(i: usize) -> Draw {
     }
 }
 
-/// `count` cases; `tokens` to generate for each.
-fn cases(reference: &mut Reference, count: usize, longest: usize, tokens: u32) -> Result<Vec<Case>> {
+/// A case for each length of a prompt; at most `tokens` to generate for each.
+fn cases(reference: &mut Reference, lengths: &[usize], tokens: u32) -> Result<Vec<Case>> {
     let tokenizer = reference.text.tokenizer.clone();
-    let mut texts = prompts(&tokenizer, count, longest)?;
-    texts.sort_by_key(|text| text.bytes().map(u32::from).sum::<u32>() % 101);
+    let count = lengths.len();
+    let texts = prompts(&tokenizer, lengths)?;
     let mut cases = Vec::with_capacity(count);
     for (i, text) in texts.into_iter().enumerate() {
         let mut query = Query {
             draw: draw(i),
             ..Query::greedy(text, tokens)
         };
-        // Two of the draws belong to one family alone; of the others some ask for more than a token and its number.
+        // What a door tells beside the tokens does not change them.
         match i % 12 {
             2 | 6 => query.prompt_logprobs = true,
             1 | 8 | 9 | 11 => query.top = (i % 5 + 1) as u8,
@@ -156,40 +155,27 @@ fn cases(reference: &mut Reference, count: usize, longest: usize, tokens: u32) -
 fn door(query: &Query, i: usize, round: usize, doors: &[Door]) -> Result<Door> {
     let mine: Vec<Door> = doors.iter().copied().filter(|door| query.belongs_to(*door)).collect();
     ensure!(!mine.is_empty(), "no door for {query:?}");
-    Ok(mine[(i + round) % mine.len()])
+    Ok(mine[(i + i / 12 + round) % mine.len()])
 }
 
-async fn check(client: &Client, url: &str, case: &Case, door: Door, model: &TextModel) -> Result<Sum> {
+async fn check(judge: &Judge, case: &Case, door: Door) -> Result<Sum> {
     let most = case.query.max_tokens.context("every case has a limit")?;
-    let answer = ask(client, url, &case.query, door).await?;
-    let whole = ending(&case.query, most, &case.reference.ids(), model);
-    let compared = check_ending(&answer, &whole, door)
-        .and_then(|()| check_numbers(&answer, &case.reference, door, model))
-        .with_context(|| format!("{door:?}: {:?}: {answer:?}", case.query))?;
-    let tokens = answer.tokens.len();
+    let right = judge.ask(&case.query, most, &case.reference, door).await?;
+    let tokens = right.answer.tokens.len();
     Ok(Sum {
         answers: 1,
         tokens,
-        numbers: compared,
+        numbers: right.numbers,
         handoffs: usize::from(tokens > 1),
     })
 }
 
 /// Sends all cases, `concurrency` at a time, each through one of its doors.
-async fn round(
-    cluster: &Cluster,
-    cases: &[Case],
-    model: &TextModel,
-    concurrency: usize,
-    doors: &[Door],
-    round: usize,
-) -> Result<Sum> {
-    let client = Client::new();
-    let url = cluster.url();
-    let checks = cases.iter().enumerate().map(|(i, case)| {
-        let (client, url) = (&client, &url);
-        async move { check(client, url, case, door(&case.query, i, round, doors)?, model).await }
-    });
+async fn round(judge: &Judge, cases: &[Case], concurrency: usize, doors: &[Door], turn: usize) -> Result<Sum> {
+    let checks = cases
+        .iter()
+        .enumerate()
+        .map(|(i, case)| async move { check(judge, case, door(&case.query, i, turn, doors)?).await });
     let sums: Vec<Sum> = stream::iter(checks).buffer_unordered(concurrency).try_collect().await?;
     Ok(sums.iter().fold(Sum::default(), Sum::add))
 }
@@ -198,32 +184,33 @@ async fn round(
 /// without a second attempt.
 async fn rounds(spec: ClusterSpec, cases: &[Case], model: &TextModel, doors: &[Door]) -> Result<()> {
     let settings = spec.settings.join(" ");
-    let cluster = Cluster::start(spec.set(format!("model.model_name={MODEL_NAME}"))).await?;
+    let watched = Watched::start(spec.set(format!("model.model_name={MODEL_NAME}"))).await?;
+    let judge = Judge::new(watched.cluster.url(), model.clone());
     let mut total = Sum::default();
     for (turn, concurrency) in [1, 16].into_iter().enumerate() {
-        let sum = round(&cluster, cases, model, concurrency, doors, turn).await;
-        let sum = sum.with_context(|| format!("{settings}, {concurrency} at a time\n{}", cluster.logs()))?;
+        let sum = round(&judge, cases, concurrency, doors, turn).await;
+        let sum = sum.with_context(|| format!("{settings}, {concurrency} at a time\n{}", watched.cluster.logs()))?;
         println!("{settings}, {concurrency:>2} at a time: {sum:?} equal");
         total = total.add(&sum);
     }
-    let page = cluster.metrics().await?;
-    let count = |name| metric(&page, name, &[]).unwrap_or(0.0);
+    let handoffs = watched
+        .decode_count("baton_kv_handoffs_total", &["result=\"committed\""])
+        .await?;
     ensure!(
-        count("baton_handoff_exposed_seconds_count") as usize == total.handoffs,
-        "handoffs: {page}"
+        handoffs as usize == total.handoffs,
+        "{handoffs} handoffs, {} expected",
+        total.handoffs
     );
+    let page = watched.cluster.metrics().await?;
     for name in [
         "baton_request_restarts_total",
         "baton_request_migrations_total",
         "baton_token_disagreements_total",
     ] {
-        ensure!(count(name) == 0.0, "{name}: {page}");
+        ensure!(metric(&page, name, &[]).unwrap_or(0.0) == 0.0, "{name}: {page}");
     }
-    println!(
-        "{} handoffs, {} KV bytes",
-        total.handoffs,
-        count("baton_handoff_bytes_total")
-    );
+    let bytes = watched.decode_count("baton_kv_received_bytes_total", &[]).await?;
+    println!("{settings}: {handoffs} handoffs, {bytes} KV bytes");
     Ok(())
 }
 
@@ -239,14 +226,15 @@ async fn the_default_model_answers_as_one_engine() -> Result<()> {
     let _alone = ONE_CLUSTER.lock().await;
     let model = default_model()?;
     let mut reference = Reference::open(&model, KvDtypeConfig::F16)?;
-    let mut cases_ = cases(&mut reference, 97, 200, 12)?;
-    cases_.extend(cases(&mut reference, 3, 600, 12)?);
+    let mut lengths = mixed_lengths(97, 200);
+    lengths.extend([300, 450, 600]);
+    let cases = cases(&mut reference, &lengths, 16)?;
     let text = reference.text.clone();
     drop(reference);
     for chunk in [16, 64, 1_024] {
         rounds(
             chunked(&model, chunk, 1_024),
-            &cases_,
+            &cases,
             &text,
             &[Door::Generate, Door::Completions],
         )
@@ -259,15 +247,123 @@ async fn the_default_model_answers_as_one_engine() -> Result<()> {
 async fn a_small_model_answers_as_one_engine_whatever_the_cache_looks_like() -> Result<()> {
     let _alone = ONE_CLUSTER.lock().await;
     let model = tiny_model();
+    let mut numbers = Vec::new();
     for (dtype, name) in [(KvDtypeConfig::F16, "f16"), (KvDtypeConfig::F32, "f32")] {
         let mut reference = Reference::open(&model, dtype)?;
-        let cases = cases(&mut reference, 100, 240, 48)?;
+        let cases = cases(&mut reference, &mixed_lengths(100, 240), 48)?;
+        let second = cases.iter().filter_map(|case| case.reference.tokens.get(1));
+        numbers.push(second.map(|token| token.logprob).collect::<Vec<_>>());
         for (block, chunk) in [(16, 16), (16, 64), (32, 16), (32, 512), (16, 512), (32, 64)] {
             let spec = chunked(&model, chunk, 512)
                 .set(format!("engine.kv_block_tokens={block}"))
                 .set(format!("model.kv_dtype={name}"));
             rounds(spec, &cases, &reference.text, &Door::ALL).await?;
         }
+    }
+    // The first number that comes from a cache: were it the same whatever the cache holds, the test would show nothing.
+    let equal = numbers[0].iter().zip(&numbers[1]).filter(|(a, b)| a == b).count();
+    ensure!(
+        equal * 10 < numbers[0].len(),
+        "{equal} numbers do not depend on the cache's precision"
+    );
+    Ok(())
+}
+
+/// Two nodes of each role whose pools hold two or three sequences each: requests wait, are refused by nodes, lose their
+/// blocks, meet others at every step.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_nodes_with_tight_pools_answer_as_one_engine() -> Result<()> {
+    let _alone = ONE_CLUSTER.lock().await;
+    let model = tiny_model();
+    let mut reference = Reference::open(&model, KvDtypeConfig::F16)?;
+    let cases = cases(&mut reference, &mixed_lengths(100, 240), 48)?;
+    let spec = ClusterSpec {
+        prefill: 2,
+        decode: 2,
+        ..chunked(&model, 64, 512)
+    }
+    .set("engine.kv_pool_tokens=512")
+    .set("limits.max_seq_len=512")
+    .set(format!("model.model_name={MODEL_NAME}"));
+    let cluster = Cluster::start(spec).await?;
+    let judge = Judge::new(cluster.url(), reference.text.clone());
+    for turn in 0..Door::ALL.len() {
+        let sum = round(&judge, &cases, 32, &Door::ALL, turn)
+            .await
+            .with_context(|| cluster.logs())?;
+        println!("2 + 2 nodes with 512 tokens of KV each, 32 at a time: {sum:?} equal");
+    }
+    let page = cluster.metrics().await?;
+    ensure!(
+        metric(&page, "baton_token_disagreements_total", &[]).unwrap_or(0.0) == 0.0,
+        "{page}"
+    );
+    Ok(())
+}
+
+/// The decode node admits sequences by how far they grow in the near future; these grow further, and the pool runs dry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sequences_that_lose_their_blocks_answer_as_one_engine() -> Result<()> {
+    const TOKENS: u32 = 400;
+    let _alone = ONE_CLUSTER.lock().await;
+    let model = tiny_model();
+    let mut reference = Reference::open(&model, KvDtypeConfig::F16)?;
+    let mut cases = Vec::new();
+    for (i, text) in prompts(&reference.text.tokenizer, &[90; 12])?.into_iter().enumerate() {
+        // Those of the draws that completions have.
+        let draw = draw(i * 2 % 10);
+        let query = Query {
+            draw,
+            ignore_eos: true,
+            ..Query::greedy(text, TOKENS)
+        };
+        let reference = reference.answer(&query, TOKENS)?;
+        cases.push(Case { query, reference });
+    }
+    let spec = ClusterSpec::pair(&model)
+        .set("engine.kv_pool_tokens=768")
+        .set("limits.max_seq_len=512")
+        .set(format!("model.model_name={MODEL_NAME}"));
+    let watched = Watched::start(spec).await?;
+    let judge = Judge::new(watched.cluster.url(), reference.text.clone());
+    let sum = round(
+        &judge,
+        &cases,
+        cases.len(),
+        &[Door::Completions, Door::CompletionsStream],
+        0,
+    )
+    .await;
+    let sum = sum.with_context(|| watched.cluster.logs())?;
+    let preempted = watched.decode_count("baton_num_preemptions_total", &[]).await?;
+    println!(
+        "{} requests of {TOKENS} tokens, {preempted} preemptions: {sum:?} equal",
+        cases.len()
+    );
+    ensure!(preempted > 0, "no sequence lost its blocks");
+    Ok(())
+}
+
+/// A longer answer of the default model, alone and among others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixteen_streams_of_the_default_model_get_their_solo_answers() -> Result<()> {
+    let _alone = ONE_CLUSTER.lock().await;
+    let model = default_model()?;
+    let mut reference = Reference::open(&model, KvDtypeConfig::F16)?;
+    let cases = cases(&mut reference, &mixed_lengths(16, 120), 64)?;
+    let spec = ClusterSpec::pair(&model).set(format!("model.model_name={MODEL_NAME}"));
+    let cluster = Cluster::start(spec).await?;
+    let judge = Judge::new(cluster.url(), reference.text.clone());
+    for turn in 0..2 {
+        let sum = round(
+            &judge,
+            &cases,
+            16,
+            &[Door::GenerateStream, Door::CompletionsStream],
+            turn,
+        )
+        .await;
+        println!("16 streams at once: {:?} equal", sum.with_context(|| cluster.logs())?);
     }
     Ok(())
 }

@@ -103,7 +103,7 @@ pub fn ending(query: &Query, most: u32, endless: &[u32], model: &TextModel) -> E
             tokens
         };
         let over = by_token.is_some() || limit_reached;
-        let text = text_of(&model.tokenizer, &endless[..shown], true, over);
+        let text = text_of(&model.tokenizer, &endless[..shown], query.skip_special, over);
         if let Some((at, stop)) = first_stop(&text, &query.stop, query.keep_stop) {
             return Ending {
                 tokens,

@@ -37,9 +37,9 @@ impl Judge {
         }
     }
 
-    /// The model.
-    pub fn model(&self) -> &TextModel {
-        &self.model
+    /// The coordinator's address.
+    pub fn url(&self) -> &str {
+        &self.url
     }
 
     /// Asks at a door. `most`: the limit that the server must make of the query's; `tokens`: what the engine generates if

@@ -89,6 +89,8 @@ pub struct Query {
     pub ignore_eos: bool,
     /// Keep what ended the answer in its text; OpenAI only.
     pub keep_stop: bool,
+    /// Leave special tokens out of the text; OpenAI only if false.
+    pub skip_special: bool,
     /// Alternatives to every token, at most 5; OpenAI only.
     pub top: u8,
     /// Log-probabilities of the prompt; `/generate` only.
@@ -106,6 +108,7 @@ impl Query {
             stop_token_ids: Vec::new(),
             ignore_eos: false,
             keep_stop: false,
+            skip_special: true,
             top: 0,
             prompt_logprobs: false,
         }
@@ -114,7 +117,7 @@ impl Query {
     /// True if the answer at this door can be what is asked. `top` and `prompt_logprobs` change no token: a door that does
     /// not have them is asked without them.
     pub fn belongs_to(&self, door: Door) -> bool {
-        let openai_only = self.ignore_eos || self.keep_stop || !self.stop_token_ids.is_empty();
+        let openai_only = self.ignore_eos || self.keep_stop || !self.skip_special || !self.stop_token_ids.is_empty();
         !(door.is_tgi() && openai_only) && self.draw.belongs_to(door)
     }
 
@@ -178,6 +181,7 @@ impl Query {
             "stop_token_ids": (!self.stop_token_ids.is_empty()).then_some(&self.stop_token_ids),
             "ignore_eos": self.ignore_eos,
             "include_stop_str_in_output": self.keep_stop,
+            "skip_special_tokens": self.skip_special,
             "logprobs": self.top,
             "return_token_ids": true,
             "stream": door.is_stream(),

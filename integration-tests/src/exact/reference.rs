@@ -55,7 +55,8 @@ impl Reference {
     /// Loads a model.
     pub fn open(model: &Path, kv_dtype: KvDtypeConfig) -> Result<Self> {
         let text = ModelFiles::open(model)?.text()?;
-        let max_seq_len = MAX_SEQ_LEN.min(text.max_position_embeddings);
+        // The last token of a sequence needs no position.
+        let max_seq_len = MAX_SEQ_LEN.min(text.max_position_embeddings + 1);
         let model = ModelConfig {
             path: model.to_str().context("the model's path is not UTF-8")?.to_owned(),
             kv_dtype,

@@ -2,12 +2,14 @@
 
 use anyhow::{Context, Result, ensure};
 use integration_tests::ask::Door;
+use integration_tests::client::post;
 use integration_tests::cluster::ClusterSpec;
 use integration_tests::exact::judge::Judge;
 use integration_tests::exact::prompts::prompts;
 use integration_tests::exact::query::Query;
 use integration_tests::exact::reference::Continuation;
 use integration_tests::exact::watched::Watched;
+use reqwest::Client;
 
 use super::{ONE_CLUSTER, queries, reference, start, tiny};
 
@@ -93,6 +95,59 @@ async fn one_token_never_reaches_the_decode_node() -> Result<()> {
     let jobs = watched.decode_count("baton_node_jobs_total", &[]).await?;
     ensure!(jobs == handed, "{jobs} decode jobs for {handed} requests of two tokens");
     println!("{asked} requests of one token: no decode job; {handed} requests of two tokens: {jobs} decode jobs");
+    Ok(())
+}
+
+/// The status of a request and the field that its error names.
+async fn refusal(url: &str, query: &Query, door: Door) -> Result<(u16, String)> {
+    let (status, answer) = post(&Client::new(), &format!("{url}{}", door.path()), &query.body(door)).await?;
+    Ok((status, answer.to_string()))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_models_and_the_servers_longest_sequence_cut_answers_and_refuse_prompts() -> Result<()> {
+    let _alone = ONE_CLUSTER.lock().await;
+    let mut reference = reference()?;
+    let positions = reference.text.max_position_embeddings;
+    // Where the model's positions are the limit a prompt may fill them: the token behind it needs none.
+    for (setting, longest, total) in [("8192", positions, positions), ("64", 63, 64)] {
+        let lengths: Vec<usize> = [8, 7, 5, 4, 3, 2, 1, 0].map(|less| longest - less).into();
+        let (_cluster, judge) = start(tiny().set(format!("limits.max_seq_len={setting}")), &reference).await?;
+        let texts = prompts(&reference.text.tokenizer, &lengths)?;
+        let mut seen = Vec::new();
+        for text in texts {
+            let mut query = Query::greedy(text, 100);
+            let length = reference.text.tokenizer.encode(&query.prompt)?.len();
+            let most = (total - length).max(1) as u32;
+            let endless = reference.endless(&query, most)?;
+            judge.ask_everywhere(&query, most, &endless).await?;
+            // The limit itself is no reason to refuse a larger one.
+            query.max_tokens = Some(i32::MAX as u32);
+            judge.ask_everywhere(&query, most, &endless).await?;
+            seen.push((length, most));
+        }
+        ensure!(
+            seen.iter().any(|(length, _)| *length == longest),
+            "no prompt of {longest} tokens in {seen:?}"
+        );
+        println!("max_seq_len {setting}, {positions} positions: (prompt, answer) {seen:?}");
+
+        let long = prompts(&reference.text.tokenizer, &[longest + 1, longest + 2])?;
+        let long = long.into_iter().find(|text| {
+            reference
+                .text
+                .tokenizer
+                .encode(text)
+                .is_ok_and(|ids| ids.len() > longest)
+        });
+        let query = Query::greedy(long.context("no prompt beyond the limit")?, 5);
+        for door in Door::ALL {
+            let (status, error) = refusal(judge.url(), &query, door).await?;
+            ensure!(status == if door.is_tgi() { 422 } else { 400 }, "{status}: {error}");
+            let names = error.contains(if door.is_tgi() { "inputs" } else { "prompt" });
+            ensure!(names && error.contains(&longest.to_string()), "{error}");
+        }
+    }
     Ok(())
 }
 

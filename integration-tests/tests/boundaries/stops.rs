@@ -2,8 +2,9 @@
 
 use anyhow::{Context, Result, ensure};
 use futures_util::{StreamExt, TryStreamExt, stream};
+use integration_tests::ask::Door;
 use integration_tests::exact::judge::Judge;
-use integration_tests::exact::query::Query;
+use integration_tests::exact::query::{Draw, Query};
 use integration_tests::exact::reference::Continuation;
 use model_files::TextTokenizer;
 
@@ -99,5 +100,74 @@ async fn stop_strings_end_answers_wherever_they_lie() -> Result<()> {
     let (early, late) = ask_all(&judge, work).await?;
     println!("{borders} borders and {insides} insides: {early} pairs of answers cut short, {late} at the last token");
     ensure!(early > late, "stop strings end answers");
+    Ok(())
+}
+
+/// Tokens drawn almost evenly from the vocabulary: special ones, torn characters and ends anywhere.
+fn wild(of: &Query, seed: u64) -> Query {
+    let draw = Draw {
+        sample: true,
+        temperature: Some(20.0),
+        top_k: Some(512),
+        seed,
+        ..Draw::default()
+    };
+    Query { draw, ..of.clone() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn special_tokens_and_torn_characters_are_shown_as_asked() -> Result<()> {
+    const TOKENS: u32 = 60;
+    let _alone = ONE_CLUSTER.lock().await;
+    let mut reference = reference()?;
+    let tokenizer = reference.text.tokenizer.clone();
+    let mut wilds = Vec::new();
+    for (i, (of, _)) in queries(&mut reference, 40, 1)?.iter().enumerate() {
+        let query = Query {
+            max_tokens: Some(TOKENS),
+            ..wild(of, 1_000 + i as u64)
+        };
+        let endless = reference.endless(&query, TOKENS)?;
+        wilds.push((query, endless));
+    }
+    let (_cluster, judge) = start(tiny(), &reference).await?;
+    let (mut work, mut special, mut torn) = (Vec::new(), 0, 0);
+    for (i, (query, endless)) in wilds.iter().enumerate() {
+        let ids = endless.ids();
+        special += ids.iter().filter(|id| tokenizer.is_special(**id)).count();
+        torn += tokenizer
+            .decode(&ids, true)
+            .matches(char::REPLACEMENT_CHARACTER)
+            .count();
+        for skip_special in [true, false] {
+            let text = tokenizer.decode(&ids, skip_special);
+            for stop in ["", "</s>", "<s>", "\u{fffd}"].into_iter().chain(text.get(20..23)) {
+                let stop = if stop.is_empty() {
+                    Vec::new()
+                } else {
+                    vec![stop.to_owned()]
+                };
+                let keep_stop = i % 2 == 0 && !stop.is_empty();
+                for ignore_eos in [true, false] {
+                    let query = Query {
+                        stop: stop.clone(),
+                        skip_special,
+                        keep_stop,
+                        ignore_eos,
+                        ..query.clone()
+                    };
+                    let tgi = query.belongs_to(Door::Generate);
+                    work.push((query.clone(), endless, false));
+                    work.extend(tgi.then_some((query, endless, true)));
+                }
+            }
+        }
+    }
+    let (early, late) = ask_all(&judge, work).await?;
+    println!("{special} special tokens, {torn} torn characters: {early} pairs of answers ended early, {late} did not");
+    ensure!(
+        special >= 10 && torn >= 100 && early >= 100 && late >= 100,
+        "the answers are tame"
+    );
     Ok(())
 }
