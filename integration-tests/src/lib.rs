@@ -4,10 +4,12 @@
 //! * [`files`]: where binaries and models are.
 //! * [`client`]: requests and server-sent events.
 //! * [`wire`]: a client that sends whatever bytes a test wants.
+//! * [`python`]: scripts with the clients that others have written.
 //! * [`scene`]: a pair of nodes that is watched while a test mistreats it.
 //! * [`ask`], [`load`]: requests whose answers are known, sent while something happens to the cluster.
 //! * [`vitals`]: what a cluster says about its own state.
 //! * [`storm`]: clients that go away.
+//! * [`stranger`]: those who try to get in without the right to, and their noise.
 //! * [`random`]: seeded random numbers.
 //! * [`exact`]: answers and what they must be, to the bit.
 
@@ -17,8 +19,10 @@ pub mod cluster;
 pub mod exact;
 pub mod files;
 pub mod load;
+pub mod python;
 pub mod random;
 pub mod scene;
 pub mod storm;
+pub mod stranger;
 pub mod vitals;
 pub mod wire;

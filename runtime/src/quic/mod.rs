@@ -16,7 +16,7 @@ use config::{ClusterConfig, TransferConfig};
 use protocol::ids::{NodeId, Role};
 use protocol::{ALPN_CONTROL, ALPN_KV};
 use quinn::crypto::rustls::{HandshakeData, QuicClientConfig, QuicServerConfig};
-use quinn::{Connection, ConnectionError, Endpoint, TokioRuntime, VarInt};
+use quinn::{Connection, ConnectionError, Endpoint, TokioRuntime, TransportErrorCode, VarInt};
 use rustls_pki_types::CertificateDer;
 use thiserror::Error;
 use tokio::sync::{Mutex, mpsc};
@@ -48,6 +48,8 @@ pub mod code {
     pub const REFUSED: VarInt = VarInt::from_u32(6);
 }
 
+/// QUIC carries TLS alerts as error codes from here on (RFC 9001, section 4.8).
+const TLS_ALERTS: u64 = 0x100;
 /// Accepted links that wait for [`QuicEndpoint::accept`].
 const ACCEPT_QUEUE: usize = 64;
 /// Longest wait for peers to acknowledge the close of all connections.
@@ -375,12 +377,32 @@ pub fn describe(error: &ConnectionError) -> String {
             )
         }
         ConnectionError::TimedOut => "the peer fell silent (idle timeout)".to_owned(),
+        ConnectionError::TransportError(failure) => with_hint(error, failure.code),
+        ConnectionError::ConnectionClosed(close) => with_hint(error, close.error_code),
         ConnectionError::VersionMismatch
-        | ConnectionError::TransportError(_)
-        | ConnectionError::ConnectionClosed(_)
         | ConnectionError::Reset
         | ConnectionError::LocallyClosed
         | ConnectionError::CidsExhausted => error.to_string(),
+    }
+}
+
+/// TLS says what failed; who reads it wants to know what would be right.
+fn with_hint(error: &ConnectionError, code: TransportErrorCode) -> String {
+    match u64::from(code).checked_sub(TLS_ALERTS).and_then(expectation) {
+        Some(expected) => format!("{error} ({expected})"),
+        None => error.to_string(),
+    }
+}
+
+/// What a TLS alert (RFC 8446, section 6) says about what was expected.
+fn expectation(alert: u64) -> Option<&'static str> {
+    match alert {
+        // bad_certificate, unknown_ca, decrypt_error: a signature that does not fit.
+        42 | 48 | 51 => Some("expected a certificate of this cluster's CA"),
+        45 => Some("the certificate is expired or not valid yet"),
+        116 => Some("expected a certificate: every process of the cluster shows one"),
+        120 => Some("expected a plane that this process offers to others"),
+        _ => None,
     }
 }
 

@@ -127,7 +127,8 @@ async fn a_node_does_not_talk_to_a_server_of_another_ca() {
         .await
         .expect_err("another CA");
     assert!(matches!(error, LinkError::Handshake { .. }), "{error}");
-    assert!(error.to_string().contains("certificate"), "{error}");
+    let expected = "expected a certificate of this cluster's CA";
+    assert!(error.to_string().contains(expected), "{error}");
 }
 
 #[tokio::test]
