@@ -2,6 +2,7 @@
 //!
 //! * [`cluster`]: a coordinator and its nodes as processes on loopback, with certificates of their own.
 //! * [`files`]: where binaries and models are.
+//! * [`changed`]: copies of the tiny checkpoint that differ in one thing.
 //! * [`client`]: requests and server-sent events.
 //! * [`wire`]: a client that sends whatever bytes a test wants.
 //! * [`python`]: scripts with the clients that others have written.
@@ -14,6 +15,7 @@
 //! * [`exact`]: answers and what they must be, to the bit.
 
 pub mod ask;
+pub mod changed;
 pub mod client;
 pub mod cluster;
 pub mod exact;

@@ -8,6 +8,8 @@ use runtime::clock::Clock;
 
 use crate::cluster::{Cluster, metric};
 
+/// What is to be logged is logged within this time.
+const LOGGED_WITHIN: Duration = Duration::from_secs(10);
 const BLOCKS: &str = "baton_node_blocks";
 
 /// Blocks of a node, in the coordinator's words.
@@ -102,4 +104,17 @@ pub async fn states(cluster: &Cluster) -> Result<BTreeMap<String, u64>> {
 fn label<'a>(series: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = series.split_once(&format!("{name}=\""))?;
     rest.split('"').next()
+}
+
+/// Waits until a process has logged a line with all of `words`; the line.
+pub async fn logged(cluster: &mut Cluster, name: &str, words: &[&str]) -> Result<String> {
+    let deadline = Clock.now() + LOGGED_WITHIN;
+    loop {
+        let log = cluster.process(name)?.log();
+        if let Some(line) = log.lines().find(|line| words.iter().all(|word| line.contains(word))) {
+            return Ok(line.to_owned());
+        }
+        ensure!(Clock.now() < deadline, "{name} has not logged {words:?}:\n{log}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }

@@ -1,23 +1,20 @@
-//! Strangers and misfits, with real processes: who has no right to be in the cluster, or does not fit into it, is turned
-//! away with a reason, and nobody else notices.
+//! Strangers, with real processes: who has no right to be in the cluster is turned away with a reason, whoever makes noise
+//! or dawdles is ended, and nobody else notices.
 
-use std::net::{SocketAddr, TcpListener, UdpSocket};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use integration_tests::ask::{Ask, MODEL_NAME};
 use integration_tests::cluster::{Cluster, ClusterSpec, run};
-use integration_tests::files::{binary, default_model, tiny_model};
+use integration_tests::files::{binary, tiny_model};
 use integration_tests::load::Known;
 use integration_tests::random::Random;
 use integration_tests::stranger::{Stranger, noise};
-use integration_tests::vitals::{Vitals, idle_within};
+use integration_tests::vitals::{Vitals, idle_within, logged};
 use reqwest::Client;
 use runtime::clock::Clock;
-use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -49,19 +46,6 @@ fn address(cluster: &mut Cluster, node: &str) -> Result<SocketAddr> {
         .split_once("address=")
         .with_context(|| format!("no address in {log}"))?;
     Ok(rest.split_whitespace().next().unwrap_or_default().parse()?)
-}
-
-/// Waits until a process has logged a line with all of `words`; the line.
-async fn logged(cluster: &mut Cluster, name: &str, words: &[&str]) -> Result<String> {
-    let deadline = Clock.now() + SOON;
-    loop {
-        let log = cluster.process(name)?.log();
-        if let Some(line) = log.lines().find(|line| words.iter().all(|word| line.contains(word))) {
-            return Ok(line.to_owned());
-        }
-        ensure!(Clock.now() < deadline, "{name} has not logged {words:?}:\n{log}");
-        pause(20).await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -292,216 +276,5 @@ async fn half_open_connections_and_slow_clients_hold_up_nobody() -> Result<()> {
     println!("alone {undisturbed}\nbeside 300 slow clients {tally}; the last of them was ended after {slowest:?}");
     tally.all_exact()?;
     ensure!(tally.exact() > 20, "others were held up: {tally}");
-    Ok(())
-}
-
-/// A copy of the tiny model, changed.
-fn changed_model(change: impl FnOnce(&Path) -> Result<()>) -> Result<TempDir> {
-    let copy = TempDir::new()?;
-    for entry in std::fs::read_dir(tiny_model())? {
-        let entry = entry?;
-        std::fs::copy(entry.path(), copy.path().join(entry.file_name()))?;
-    }
-    change(copy.path())?;
-    Ok(copy)
-}
-
-fn edit(dir: &Path, file: &str, change: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
-    let path = dir.join(file);
-    let mut bytes = std::fs::read(&path)?;
-    change(&mut bytes);
-    Ok(std::fs::write(path, bytes)?)
-}
-
-fn replace(dir: &Path, file: &str, old: &str, new: &str) -> Result<()> {
-    let path = dir.join(file);
-    let text = std::fs::read_to_string(&path)?;
-    ensure!(text.contains(old), "no {old} in {file}");
-    Ok(std::fs::write(path, text.replace(old, new))?)
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_does_not_fit_is_told_what_differs() -> Result<()> {
-    let mut cluster = Cluster::without_nodes(ClusterSpec { decode: 6, ..spec() })?;
-    cluster.start_coordinator()?;
-    cluster.start_node("prefill", 0)?;
-    cluster.start_node("decode", 0)?;
-    cluster.ready().await?;
-    let (client, known) = learn(&cluster, 5).await?;
-    // The last weight of the file, by its lowest mantissa bits.
-    let other_weight = changed_model(|dir| {
-        edit(dir, "model.safetensors", |bytes| {
-            let last = bytes.len() - 3;
-            bytes[last] ^= 1;
-        })
-    })?;
-    let other_words = changed_model(|dir| replace(dir, "tokenizer.json", "</s>", "<end>"))?;
-    let path = |dir: &TempDir| format!("model.path={}", dir.path().display());
-    let misfits = [
-        (path(&other_weight), "weights"),
-        (path(&other_words), "tokenizer"),
-        ("engine.kv_block_tokens=32".to_owned(), "block"),
-        ("model.kv_dtype=f32".to_owned(), "f32"),
-        ("model.compute=float32".to_owned(), "float32"),
-    ];
-    for (i, (setting, _)) in misfits.iter().enumerate() {
-        cluster.start_process(&format!("decode-{}", i + 1), "decode-node", &[setting])?;
-    }
-    for (i, (setting, word)) in misfits.iter().enumerate() {
-        let line = logged(&mut cluster, &format!("decode-{}", i + 1), &["refuses this node", word]).await?;
-        println!("{setting}: {line}");
-        ensure!(line.contains("has ") && line.contains("node has "), "{line}");
-    }
-    for index in 0..known.all.len() {
-        known.check(&client, &cluster.url(), index).await?;
-    }
-    assert_eq!(Vitals::of(&cluster).await?.nodes.len(), 2);
-    Ok(())
-}
-
-/// Runs a process that must not start; its one line.
-fn refusal(program: &str, arguments: &[String]) -> Result<String> {
-    let mut child = Command::new(binary(program)?)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    let deadline = Clock.now() + SOON;
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if Clock.now() >= deadline {
-            child.kill()?;
-            child.wait()?;
-            bail!("{program} {arguments:?} has started");
-        }
-        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(pause(5)));
-    };
-    let mut text = String::new();
-    std::io::Read::read_to_string(&mut child.stderr.take().context("standard error")?, &mut text)?;
-    ensure!(status.code() == Some(1), "{program} ended with {status}: {text}");
-    let is_log = |line: &&str| ["INFO", "WARN"].iter().any(|level| line.contains(level));
-    let lines: Vec<&str> = text.lines().filter(|line| !is_log(line)).collect();
-    ensure!(lines.len() == 1, "{program} says {lines:#?}");
-    Ok(lines[0].to_owned())
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_start_says_why_in_one_line() -> Result<()> {
-    let cluster = Cluster::without_nodes(ClusterSpec { decode: 2, ..spec() })?;
-    let dir = cluster.dir().to_path_buf();
-    let file = |name: &str, bytes: &[u8]| -> Result<PathBuf> {
-        let path = dir.join(name);
-        std::fs::write(&path, bytes)?;
-        Ok(path)
-    };
-    let whole = std::fs::read(default_model()?)?;
-    let cut_tensors = file("cut.gguf", &whole[..whole.len() / 2])?;
-    let cut_header = file("header.gguf", &whole[..1000])?;
-    let no_gguf = file("noise.gguf", b"this is not a model, whatever its name says")?;
-    let bad_config = file("bad.toml", b"[node\nid = 3\n")?;
-    let cut_weights = changed_model(|dir| edit(dir, "model.safetensors", |bytes| bytes.truncate(bytes.len() - 100)))?;
-    let unknown = changed_model(|dir| replace(dir, "config.json", "LlamaForCausalLM", "OracleForCausalLM"))?;
-    let (udp, tcp) = (UdpSocket::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?);
-    let (udp, tcp) = (udp.local_addr().map(|a| (udp, a))?, tcp.local_addr().map(|a| (tcp, a))?);
-    let certs = dir.join("certs");
-    let model = |path: &Path| format!("model.path={}", path.display());
-    let cert = |name: &str| {
-        [
-            format!("cluster.cert_path={}", certs.join(format!("{name}.pem")).display()),
-            format!("cluster.key_path={}", certs.join(format!("{name}.key")).display()),
-        ]
-    };
-    let nodes: Vec<(Vec<String>, Vec<&str>)> = vec![
-        (vec![model(&cut_tensors)], vec!["cut.gguf", "tensor"]),
-        (vec![model(&cut_header)], vec!["header.gguf"]),
-        (vec![model(&no_gguf)], vec!["noise.gguf", "GGUF"]),
-        (vec![model(cut_weights.path())], vec!["model.safetensors"]),
-        (vec![model(unknown.path())], vec!["OracleForCausalLM", "supported are"]),
-        (
-            vec![model(Path::new("/nowhere/model.gguf"))],
-            vec!["/nowhere/model.gguf"],
-        ),
-        (vec!["model.path=".to_owned()], vec!["model.path"]),
-        (
-            vec![format!("node.listen={}", udp.1)],
-            vec!["cannot listen on UDP", "in use"],
-        ),
-        (
-            vec![format!("node.metrics_listen={}", tcp.1)],
-            vec!["cannot listen for metrics", "in use"],
-        ),
-        (
-            vec!["cluster.cert_path=/nowhere/a.pem".to_owned()],
-            vec!["/nowhere/a.pem", "No such file"],
-        ),
-        (
-            ["ca_cert_path", "cert_path", "key_path"]
-                .map(|field| format!("cluster.{field}="))
-                .into(),
-            vec!["cluster.ca_cert_path is empty"],
-        ),
-        (
-            vec![format!("cluster.key_path={}", certs.join("decode-1.key").display())],
-            vec!["certificate and key"],
-        ),
-        (cert("prefill-0").into(), vec!["prefill prefill-0", "decode decode-0"]),
-        (cert("decode-1").into(), vec!["decode decode-1", "decode decode-0"]),
-        (
-            vec!["engine.kv_blok_tokens=3".to_owned()],
-            vec!["kv_blok_tokens", "kv_block_tokens"],
-        ),
-        (vec!["engine.threads=many".to_owned()], vec!["engine.threads", "many"]),
-    ];
-    for (settings, words) in nodes {
-        let mut arguments = cluster.arguments("decode-0");
-        arguments.extend(
-            settings
-                .iter()
-                .flat_map(|setting| ["--set".to_owned(), setting.clone()]),
-        );
-        says("decode-node", &arguments, &words)?;
-    }
-    let mut arguments = cluster.arguments("decode-0");
-    arguments.extend(["--config".to_owned(), bad_config.display().to_string()]);
-    says("decode-node", &arguments, &["bad.toml:1", "TOML"])?;
-    let unreadable = ["--config".to_owned(), "/nowhere/baton.toml".to_owned()];
-    for program in ["decode-node", "prefill-node", "coordinator"] {
-        says(program, &unreadable, &["/nowhere/baton.toml"])?;
-    }
-    let coordinators: Vec<(Vec<String>, Vec<&str>)> = vec![
-        (
-            vec![format!("coordinator.http_port={}", tcp.1.port())],
-            vec!["HTTP", "in use"],
-        ),
-        (
-            vec![format!("coordinator.listen={}", udp.1)],
-            vec!["coordinator.listen", "in use"],
-        ),
-        (cert("decode-0").into(), vec!["decode decode-0", "coordinator"]),
-        (vec![model(&no_gguf)], vec!["noise.gguf", "GGUF"]),
-    ];
-    for (settings, words) in coordinators {
-        let mut arguments = cluster.arguments("coordinator");
-        arguments.extend(
-            settings
-                .iter()
-                .flat_map(|setting| ["--set".to_owned(), setting.clone()]),
-        );
-        says("coordinator", &arguments, &words)?;
-    }
-    Ok(())
-}
-
-fn says(program: &str, arguments: &[String], words: &[&str]) -> Result<()> {
-    let line = refusal(program, arguments)?;
-    println!("{line}");
-    ensure!(line.starts_with(&format!("{program}: ")), "{line}");
-    ensure!(
-        words.iter().all(|word| line.contains(word)),
-        "{line}\nlacks one of {words:?}"
-    );
     Ok(())
 }

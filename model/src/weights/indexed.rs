@@ -37,7 +37,8 @@ impl SafeTensorFiles {
                 path: path.clone(),
                 reason,
             };
-            let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|e| broken(e.to_string()))?;
+            let read = SafeTensors::read_metadata(&map);
+            let (header, metadata) = read.map_err(|e| broken(format!("{e}; the file is cut or damaged")))?;
             for (name, info) in metadata.tensors() {
                 let start = LENGTH_BYTES + header;
                 let bytes = start + info.data_offsets.0..start + info.data_offsets.1;
