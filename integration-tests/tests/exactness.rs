@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use config::KvDtypeConfig;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use integration_tests::ask::{Door, MODEL_NAME};
+use integration_tests::client::post_ok;
 use integration_tests::cluster::{Cluster, ClusterSpec, metric};
 use integration_tests::exact::judge::Judge;
 use integration_tests::exact::prompts::{mixed_lengths, prompts};
@@ -16,6 +17,7 @@ use integration_tests::exact::reference::{Continuation, Reference};
 use integration_tests::exact::watched::Watched;
 use integration_tests::files::{default_model, tiny_model};
 use model_files::TextModel;
+use reqwest::Client;
 use tokio::sync::Mutex;
 
 /// Clusters run one after the other: nodes that starve each other lose their links.
@@ -257,6 +259,8 @@ async fn a_small_model_answers_as_one_engine_whatever_the_cache_looks_like() -> 
             let spec = chunked(&model, chunk, 512)
                 .set(format!("engine.kv_block_tokens={block}"))
                 .set(format!("model.kv_dtype={name}"));
+            // The number of threads changes nothing either.
+            let spec = spec.set(format!("engine.threads={}", if chunk == 64 { 2 } else { 1 }));
             rounds(spec, &cases, &reference.text, &Door::ALL).await?;
         }
     }
@@ -351,7 +355,9 @@ async fn sixteen_streams_of_the_default_model_get_their_solo_answers() -> Result
     let model = default_model()?;
     let mut reference = Reference::open(&model, KvDtypeConfig::F16)?;
     let cases = cases(&mut reference, &mixed_lengths(16, 120), 64)?;
-    let spec = ClusterSpec::pair(&model).set(format!("model.model_name={MODEL_NAME}"));
+    let spec = ClusterSpec::pair(&model)
+        .set("engine.threads=2")
+        .set(format!("model.model_name={MODEL_NAME}"));
     let cluster = Cluster::start(spec).await?;
     let judge = Judge::new(cluster.url(), reference.text.clone());
     for turn in 0..2 {
@@ -365,5 +371,42 @@ async fn sixteen_streams_of_the_default_model_get_their_solo_answers() -> Result
         .await;
         println!("16 streams at once: {:?} equal", sum.with_context(|| cluster.logs())?);
     }
+    Ok(())
+}
+
+/// A request without a seed is told the one that was drawn for it: asked again with it, the answer is the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drawn_seed_leads_to_the_same_answer_again() -> Result<()> {
+    let _alone = ONE_CLUSTER.lock().await;
+    let model = tiny_model();
+    let mut reference = Reference::open(&model, KvDtypeConfig::F16)?;
+    let cluster = Cluster::start(ClusterSpec::pair(&model).set(format!("model.model_name={MODEL_NAME}"))).await?;
+    let judge = Judge::new(cluster.url(), reference.text.clone());
+    let mut seeds = BTreeSet::new();
+    for prompt in prompts(&reference.text.tokenizer, &mixed_lengths(20, 40))? {
+        let sampled = Draw {
+            sample: true,
+            temperature: Some(1.5),
+            seed: 1,
+            ..Draw::default()
+        };
+        let mut query = Query {
+            draw: sampled,
+            ..Query::greedy(prompt, 24)
+        };
+        let mut body = query.body(Door::Generate);
+        body["parameters"].as_object_mut().context("parameters")?.remove("seed");
+        let unseeded = post_ok(&Client::new(), &format!("{}/generate", cluster.url()), &body).await?;
+        query.draw.seed = unseeded["details"]["seed"].as_u64().context("no seed")?;
+        seeds.insert(query.draw.seed);
+        let tokens = reference.answer(&query, 24)?;
+        for right in judge.ask_everywhere(&query, 24, &tokens).await? {
+            ensure!(
+                right.answer.text == unseeded["generated_text"],
+                "{unseeded}, then {right:?}"
+            );
+        }
+    }
+    ensure!(seeds.len() == 20, "only {} different seeds", seeds.len());
     Ok(())
 }

@@ -23,6 +23,8 @@ pub struct Token {
     pub logprob: f32,
     /// TGI only.
     pub special: Option<bool>,
+    /// OpenAI only: characters of the visible text before it.
+    pub offset: Option<usize>,
     /// OpenAI only: itself and the alternatives, by text.
     pub top: BTreeMap<String, f32>,
 }
@@ -108,6 +110,7 @@ fn tgi_token(token: &TgiToken) -> Result<Token> {
         text: token.text.clone(),
         logprob,
         special: Some(token.special),
+        offset: None,
         top: BTreeMap::new(),
     })
 }
@@ -242,6 +245,7 @@ fn openai_tokens(ids: &[u32], logprobs: &Logprobs) -> Result<Vec<Token>> {
             text: logprobs.tokens[i].clone(),
             logprob: logprobs.token_logprobs[i].value()?,
             special: None,
+            offset: Some(logprobs.text_offset[i]),
             top: top.collect::<Result<_>>()?,
         })
     };
@@ -353,6 +357,11 @@ fn openai_stream(events: &[String]) -> Result<Answer> {
     )?;
     let end = &last.choices[0];
     let pieces: Vec<String> = choices.iter().map(|choice| choice.text.clone()).collect();
+    let mut offset = 0;
+    for (token, piece) in tokens.iter().zip(&pieces) {
+        ensure!(token.offset == Some(offset), "{token:?} is at {offset}");
+        offset += piece.chars().count();
+    }
     Ok(Answer {
         text: pieces.concat(),
         finish: end

@@ -263,6 +263,7 @@ mod tests {
                 text,
                 logprob,
                 special: None,
+                offset: Some(position),
                 top,
             });
         }
