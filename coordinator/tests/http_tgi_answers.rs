@@ -296,6 +296,15 @@ fn failures_after_the_first_token_end_the_stream_with_one_event() {
     let front = start();
     let cut = Script::Cut(bytes("abc"));
     let failed = Script::Fail(bytes("abc"), ServeErrorKind::NodeLost);
+    // A stream has one word for everything that fails in it: its clients know no other.
+    let unavailable = Script::Fail(bytes("abc"), ServeErrorKind::Unavailable);
+    front.backend.play(unavailable);
+    let events = stream(&front, "").json_events();
+    assert_eq!(events[3]["error_type"], "generation");
+    assert_eq!(
+        events[3]["error"],
+        "Request failed during generation: scripted\nfailure"
+    );
     for (script, word, status) in [(cut, "incomplete_generation", 500), (failed, "generation", 424)] {
         front.backend.play(script);
         let events = stream(&front, "").json_events();

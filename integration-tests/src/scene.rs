@@ -2,6 +2,7 @@
 
 use std::net::TcpListener;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -28,6 +29,29 @@ pub struct Scene {
     prefill_metrics: u16,
     decode_metrics: u16,
     before: Vec<Value>,
+}
+
+/// A scene that several tests of a process use at the same time: started by the first, ended with the last.
+#[derive(Debug)]
+pub struct Shared(Mutex<Weak<Scene>>);
+
+impl Shared {
+    /// Not started yet.
+    #[allow(clippy::new_without_default, reason = "made once, as a static")]
+    pub const fn new() -> Self {
+        Self(Mutex::new(Weak::new()))
+    }
+
+    /// The scene; `start` starts it if it does not run.
+    pub fn get(&self, start: impl FnOnce() -> Result<Scene>) -> Result<Arc<Scene>> {
+        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(scene) = shared.upgrade() {
+            return Ok(scene);
+        }
+        let scene = Arc::new(start()?);
+        *shared = Arc::downgrade(&scene);
+        Ok(scene)
+    }
 }
 
 /// A copy of the tiny checkpoint for sequences of up to `positions` tokens: requests to it can be as long as a test needs.

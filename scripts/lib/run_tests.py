@@ -83,8 +83,8 @@ def prepare(chosen):
         if fetch.returncode:
             raise Failed("the model could not be fetched; give one with BATON_TEST_MODEL=PATH")
         environment["BATON_TEST_MODEL"] = fetch.stdout.splitlines()[-1]
-    if not environment.get("BATON_TEST_PYTHON"):
-        environment["BATON_TEST_PYTHON"] = str(client_python()) if REQUIREMENTS.exists() else sys.executable
+    if "clients" in chosen and not environment.get("BATON_TEST_PYTHON"):
+        environment["BATON_TEST_PYTHON"] = str(client_python())
     return environment
 
 

@@ -67,7 +67,13 @@ impl Dialect for TgiStream {
         self.event(last, Some(completion), events);
     }
 
+    /// Whatever the cause, what failed is a generation that had begun. The clients of these paths read the word, and make
+    /// of one that needs a status of its own (503, say) an error they know nothing about.
     fn failed(&mut self, error: &ApiError, events: &mut EventBuffer) {
+        let mut error = error.clone();
+        if error.kind != ErrorKind::Incomplete {
+            error.kind = ErrorKind::Generation;
+        }
         events.text(&error.json(Family::Tgi));
     }
 }
