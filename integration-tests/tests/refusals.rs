@@ -16,6 +16,7 @@ use integration_tests::random::Random;
 use integration_tests::vitals::{Vitals, logged};
 use reqwest::Client;
 use runtime::clock::Clock;
+use tempfile::TempDir;
 
 /// A process that cannot start ends within this time.
 const SOON: Duration = Duration::from_secs(10);
