@@ -144,7 +144,7 @@ fn cases(reference: &mut Reference, lengths: &[usize], tokens: u32) -> Result<Ve
         lengths.iter().min().context("no case")?,
         lengths.iter().max().context("no case")?,
     );
-    println!(
+    eprintln!(
         "{count} prompts of {shortest} to {longest} tokens, {} together; {} different answers, {} tokens",
         lengths.iter().sum::<usize>(),
         answers.len(),
@@ -192,7 +192,7 @@ async fn rounds(spec: ClusterSpec, cases: &[Case], model: &TextModel, doors: &[D
     for (turn, concurrency) in [1, 16].into_iter().enumerate() {
         let sum = round(&judge, cases, concurrency, doors, turn).await;
         let sum = sum.with_context(|| format!("{settings}, {concurrency} at a time\n{}", watched.cluster.logs()))?;
-        println!("{settings}, {concurrency:>2} at a time: {sum:?} equal");
+        eprintln!("{settings}, {concurrency:>2} at a time: {sum:?} equal");
         total = total.add(&sum);
     }
     let handoffs = watched
@@ -212,7 +212,7 @@ async fn rounds(spec: ClusterSpec, cases: &[Case], model: &TextModel, doors: &[D
         ensure!(metric(&page, name, &[]).unwrap_or(0.0) == 0.0, "{name}: {page}");
     }
     let bytes = watched.decode_count("baton_kv_received_bytes_total", &[]).await?;
-    println!("{settings}: {handoffs} handoffs, {bytes} KV bytes");
+    eprintln!("{settings}: {handoffs} handoffs, {bytes} KV bytes");
     Ok(())
 }
 
@@ -295,7 +295,7 @@ async fn many_nodes_with_tight_pools_answer_as_one_engine() -> Result<()> {
         let sum = round(&judge, &cases, 32, &Door::ALL, turn)
             .await
             .with_context(|| cluster.logs())?;
-        println!("2 + 2 nodes with 512 tokens of KV each, 32 at a time: {sum:?} equal");
+        eprintln!("2 + 2 nodes with 512 tokens of KV each, 32 at a time: {sum:?} equal");
     }
     let page = cluster.metrics().await?;
     ensure!(
@@ -340,7 +340,7 @@ async fn sequences_that_lose_their_blocks_answer_as_one_engine() -> Result<()> {
     .await;
     let sum = sum.with_context(|| watched.cluster.logs())?;
     let preempted = watched.decode_count("baton_num_preemptions_total", &[]).await?;
-    println!(
+    eprintln!(
         "{} requests of {TOKENS} tokens, {preempted} preemptions: {sum:?} equal",
         cases.len()
     );
@@ -369,7 +369,7 @@ async fn sixteen_streams_of_the_default_model_get_their_solo_answers() -> Result
             turn,
         )
         .await;
-        println!("16 streams at once: {:?} equal", sum.with_context(|| cluster.logs())?);
+        eprintln!("16 streams at once: {:?} equal", sum.with_context(|| cluster.logs())?);
     }
     Ok(())
 }

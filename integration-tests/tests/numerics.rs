@@ -85,7 +85,7 @@ struct Report {
 
 impl Report {
     fn print(&self, what: &str) {
-        println!(
+        eprintln!(
             "{what}: |difference| mean (worst) of {} prompt log-probabilities {:.6} ({:.6}), {} alternatives {:.6} \
              ({:.6}), {} greedy tokens {:.6} ({:.6}); {} of {} greedy tokens before the first difference",
             self.prompt.0.len(),

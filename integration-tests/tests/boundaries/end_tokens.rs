@@ -78,7 +78,7 @@ async fn ask_around(model: &Path, place: usize, queries: &[(Query, Continuation)
     ensure!(ended > 0, "no answer met an end token");
     idle_within(&cluster, 2, Duration::from_secs(5)).await?;
     let eos = &reference.text.eos_token_ids;
-    println!("end tokens {eos:?} at place {place}: {asked} pairs of answers, {ended} ended by one");
+    eprintln!("end tokens {eos:?} at place {place}: {asked} pairs of answers, {ended} ended by one");
     Ok(())
 }
 
@@ -130,6 +130,6 @@ async fn a_stop_token_ends_the_answer_wherever_it_comes() -> Result<()> {
             asked += 1;
         }
     }
-    println!("{asked} pairs of answers ended by a stop token");
+    eprintln!("{asked} pairs of answers ended by a stop token");
     Ok(())
 }

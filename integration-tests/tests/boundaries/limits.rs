@@ -31,7 +31,7 @@ async fn limits_of_1_to_5_hold_at_every_door() -> Result<()> {
             }
         }
     }
-    println!("{answers} answers of 1 to 5 tokens, {numbers} numbers equal");
+    eprintln!("{answers} answers of 1 to 5 tokens, {numbers} numbers equal");
     Ok(())
 }
 
@@ -94,7 +94,7 @@ async fn one_token_never_reaches_the_decode_node() -> Result<()> {
     let handed = ask_all(&judge, &queries, 2).await?;
     let jobs = watched.decode_count("baton_node_jobs_total", &[]).await?;
     ensure!(jobs == handed, "{jobs} decode jobs for {handed} requests of two tokens");
-    println!("{asked} requests of one token: no decode job; {handed} requests of two tokens: {jobs} decode jobs");
+    eprintln!("{asked} requests of one token: no decode job; {handed} requests of two tokens: {jobs} decode jobs");
     Ok(())
 }
 
@@ -130,7 +130,7 @@ async fn the_models_and_the_servers_longest_sequence_cut_answers_and_refuse_prom
             seen.iter().any(|(length, _)| *length == longest),
             "no prompt of {longest} tokens in {seen:?}"
         );
-        println!("max_seq_len {setting}, {positions} positions: (prompt, answer) {seen:?}");
+        eprintln!("max_seq_len {setting}, {positions} positions: (prompt, answer) {seen:?}");
 
         let long = prompts(&reference.text.tokenizer, &[longest + 1, longest + 2])?;
         let long = long.into_iter().find(|text| {
@@ -203,7 +203,7 @@ async fn the_servers_limit_gives_one_more_where_it_binds() -> Result<()> {
                 limited(&judge, client, most, endless, query).await?;
             }
         }
-        println!(
+        eprintln!(
             "max_iter_times 8, extra token {extra}: {table:?} tokens for {} prompts",
             queries.len()
         );

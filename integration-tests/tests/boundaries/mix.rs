@@ -67,7 +67,7 @@ async fn sixteen_different_requests_at_once_get_their_solo_answers() -> Result<(
         }
     }
     let tokens: usize = solo.iter().map(|answer| answer.tokens.len()).sum();
-    println!(
+    eprintln!(
         "3 x {} answers of {tokens} tokens, {AT_ONCE} at a time, equal the answers alone",
         solo.len()
     );

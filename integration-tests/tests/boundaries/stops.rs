@@ -98,7 +98,7 @@ async fn stop_strings_end_answers_wherever_they_lie() -> Result<()> {
         "{borders} borders, {insides} places inside of tokens"
     );
     let (early, late) = ask_all(&judge, work).await?;
-    println!("{borders} borders and {insides} insides: {early} pairs of answers cut short, {late} at the last token");
+    eprintln!("{borders} borders and {insides} insides: {early} pairs of answers cut short, {late} at the last token");
     ensure!(early > late, "stop strings end answers");
     Ok(())
 }
@@ -164,7 +164,7 @@ async fn special_tokens_and_torn_characters_are_shown_as_asked() -> Result<()> {
         }
     }
     let (early, late) = ask_all(&judge, work).await?;
-    println!("{special} special tokens, {torn} torn characters: {early} pairs of answers ended early, {late} did not");
+    eprintln!("{special} special tokens, {torn} torn characters: {early} pairs of answers ended early, {late} did not");
     ensure!(
         special >= 10 && torn >= 100 && early >= 100 && late >= 100,
         "the answers are tame"
