@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::attention::{PagedAttention, Unit};
 use super::dispatch::Kernel;
 use super::gemm::Product;
-use super::kv_block::load_row;
+use super::kv_block::{Half, load_row};
 use super::lanes::{LANES, Lanes};
 use super::math::{exp, load_part};
 use super::pack::Line;
@@ -27,7 +27,7 @@ pub(super) struct AttentionScratch {
     q: Vec<Line>,
     /// Keys of a chunk, \[tile of 16 keys\]\[padded dim\]\[key\].
     keys: Vec<Line>,
-    /// Values of a chunk, \[key\]\[padded dim\].
+    /// Values of a chunk, \[key\]\[padded dim\]; before them the keys in this order.
     values: Vec<Line>,
     /// Scores, then unscaled probabilities, of a group: \[query row\]\[key\].
     scores: Vec<Line>,
@@ -89,7 +89,7 @@ impl Kernel for UnitKernel<'_, '_> {
         for base in (first.start / CHUNK * CHUNK..last.end).step_by(CHUNK) {
             let keys = first.start.max(base)..last.end.min(base + CHUNK);
             self.load_keys::<S>(base, keys.clone());
-            self.load_values::<S>(base, keys);
+            self.load_rows::<S>(Half::Values, base, keys);
             for start in (0..query_rows).step_by(GROUP) {
                 self.group::<S>(base, start..query_rows.min(start + GROUP));
             }
@@ -162,50 +162,44 @@ impl<'kv> UnitKernel<'_, 'kv> {
         )
     }
 
-    /// Keys of a chunk as tiles of 16 keys, transposed; keys not in `keys` become zeros, which nobody reads.
+    /// Keys of a chunk as tiles of 16 keys, transposed. Of the tiles' keys that are not in `keys` nothing is used.
     #[inline(always)]
     fn load_keys<S: Lanes>(&mut self, base: usize, keys: Range<usize>) {
-        let (kv, padded) = (&self.attention.shape.kv, self.padded());
+        // The place of the values serves for the keys before they are transposed.
+        self.load_rows::<S>(Half::Keys, base, keys.clone());
+        let padded = self.padded();
+        let lines = padded / LANES;
+        let AttentionScratch {
+            keys: to, values: from, ..
+        } = &mut *self.scratch;
         for tile in (keys.start - base) / LANES..(keys.end - base).div_ceil(LANES) {
-            let first = base + tile * LANES;
-            let mut rows: [&[u8]; LANES] = [&[]; LANES];
-            let mut positions = keys.start.max(first)..keys.end.min(first + LANES);
-            while !positions.is_empty() {
-                let at = positions.start - first;
-                let (block, slots, rest) = self.next_block(positions);
-                for (row, key) in rows[at..].iter_mut().zip(kv.keys(block, self.unit.kv_head, slots)) {
-                    *row = key;
+            let from = &from[tile * LANES * lines..][..LANES * lines];
+            let to = &mut to[tile * LANES * lines..][..LANES * lines];
+            for (i, to) in to.chunks_exact_mut(LANES).enumerate() {
+                let from: *const f32 = from[i..].as_ptr().cast();
+                let mut rows = [S::splat(0.0); LANES];
+                for (j, row) in rows.iter_mut().enumerate() {
+                    // SAFETY: line i of row j of 16, each of `lines` > i lines.
+                    *row = unsafe { S::load(from.wrapping_add(j * padded)) };
                 }
-                positions = rest;
-            }
-            let lines = &mut self.scratch.keys[tile * padded..][..padded];
-            for (i, lines) in lines.chunks_exact_mut(LANES).enumerate() {
-                let mut part = [S::splat(0.0); LANES];
-                for (part, row) in part.iter_mut().zip(rows) {
-                    if !row.is_empty() {
-                        *part = load_row(kv.dtype, row, i * LANES);
-                    }
-                }
-                for (line, column) in lines.iter_mut().zip(S::transpose(part)) {
+                for (line, column) in to.iter_mut().zip(S::transpose(rows)) {
                     line.0 = column.to_array();
                 }
             }
         }
     }
 
-    /// Values of a chunk.
+    /// Keys or values of a chunk as f32 rows, in the place of the values.
     #[inline(always)]
-    fn load_values<S: Lanes>(&mut self, base: usize, keys: Range<usize>) {
+    fn load_rows<S: Lanes>(&mut self, half: Half, base: usize, keys: Range<usize>) {
         let (kv, lines) = (&self.attention.shape.kv, self.padded() / LANES);
         let mut positions = keys;
         while !positions.is_empty() {
             let at = positions.start - base;
             let (block, slots, rest) = self.next_block(positions);
-            let values = self.scratch.values[at * lines..].chunks_exact_mut(lines);
-            for (lines, row) in values.zip(kv.values(block, self.unit.kv_head, slots)) {
-                for (i, line) in lines.iter_mut().enumerate() {
-                    line.0 = load_row::<S>(kv.dtype, row, i * LANES).to_array();
-                }
+            let rows = kv.rows(block, half, self.unit.kv_head, slots);
+            for (row, to) in rows.zip(self.scratch.values[at * lines..].chunks_exact_mut(lines)) {
+                load_row::<S>(kv.dtype, row, to);
             }
             positions = rest;
         }

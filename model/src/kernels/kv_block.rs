@@ -10,6 +10,15 @@ use super::KernelError;
 use super::cpu::Cpu;
 use super::dispatch::{self, Kernel};
 use super::lanes::{LANES, Lanes};
+use super::math::load_part;
+use super::pack::Line;
+
+/// The halves of a block.
+#[derive(Clone, Copy)]
+pub(super) enum Half {
+    Keys,
+    Values,
+}
 
 /// Shape of a KV block in one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,23 +59,27 @@ impl KvShape {
         self.head_dim * self.dtype.size()
     }
 
-    /// Where a token's key is in a block.
+    /// Where a token's row is in a half.
     #[inline(always)]
-    fn key_at(&self, kv_head: usize, slot: usize) -> usize {
+    fn row_at(&self, kv_head: usize, slot: usize) -> usize {
         (kv_head * self.block_tokens + slot) * self.row_bytes()
     }
 
-    /// Keys of `slots` tokens in a block, one row after another.
+    /// Keys or values of `slots` tokens in a block, one row after another.
     #[inline(always)]
-    pub(super) fn keys<'a>(&self, block: &'a [u8], kv_head: usize, slots: Range<usize>) -> ChunksExact<'a, u8> {
-        let bytes = &block[self.key_at(kv_head, slots.start)..self.key_at(kv_head, slots.end)];
+    pub(super) fn rows<'a>(
+        &self,
+        block: &'a [u8],
+        half: Half,
+        kv_head: usize,
+        slots: Range<usize>,
+    ) -> ChunksExact<'a, u8> {
+        let half = match half {
+            Half::Keys => &block[..self.half_bytes()],
+            Half::Values => &block[self.half_bytes()..],
+        };
+        let bytes = &half[self.row_at(kv_head, slots.start)..self.row_at(kv_head, slots.end)];
         bytes.chunks_exact(self.row_bytes())
-    }
-
-    /// Values of `slots` tokens in a block, one row after another.
-    #[inline(always)]
-    pub(super) fn values<'a>(&self, block: &'a [u8], kv_head: usize, slots: Range<usize>) -> ChunksExact<'a, u8> {
-        self.keys(&block[self.half_bytes()..], kv_head, slots)
     }
 }
 
@@ -123,7 +136,7 @@ impl Kernel for Write<'_> {
         let (keys, values) = self.block.split_at_mut(self.shape.half_bytes());
         for (rows, half) in [(self.key, keys), (self.value, values)] {
             for (kv_head, row) in rows.chunks_exact(dim.max(1)).enumerate() {
-                let at = self.shape.key_at(kv_head, self.slot);
+                let at = self.shape.row_at(kv_head, self.slot);
                 store_row::<S>(dtype, row, &mut half[at..at + size]);
             }
         }
@@ -135,7 +148,7 @@ impl Kernel for Write<'_> {
 fn store_row<S: Lanes>(dtype: KvDtype, row: &[f32], bytes: &mut [u8]) {
     let step = LANES * dtype.size();
     for (x, bytes) in row.chunks(LANES).zip(bytes.chunks_mut(step)) {
-        let v: S = super::math::load_part(x, 0);
+        let v: S = load_part(x, 0);
         let mut buffer = [0u8; LANES * 4];
         // SAFETY: the buffer has room for 16 f32; it needs no alignment.
         unsafe {
@@ -148,18 +161,21 @@ fn store_row<S: Lanes>(dtype: KvDtype, row: &[f32], bytes: &mut [u8]) {
     }
 }
 
-/// Elements `at..at + 16` of a row of a block as f32; zeros beyond the row's end.
+/// A row of a block as f32, padded with zeros to whole lines.
 #[inline(always)]
-pub(super) fn load_row<S: Lanes>(dtype: KvDtype, row: &[u8], at: usize) -> S {
-    let bytes = &row[at * dtype.size()..];
-    if bytes.len() >= LANES * dtype.size() {
-        // SAFETY: 16 elements follow.
-        unsafe { load(dtype, bytes.as_ptr()) }
-    } else {
+pub(super) fn load_row<S: Lanes>(dtype: KvDtype, row: &[u8], lines: &mut [Line]) {
+    let step = LANES * dtype.size();
+    let mut parts = row.chunks_exact(step);
+    let mut lines = lines.iter_mut();
+    for (part, line) in parts.by_ref().zip(lines.by_ref()) {
+        // SAFETY: a part has 16 elements.
+        line.0 = unsafe { load::<S>(dtype, part.as_ptr()) }.to_array();
+    }
+    if let (rest @ [_, ..], Some(line)) = (parts.remainder(), lines.next()) {
         let mut padded = [0u8; LANES * 4];
-        padded[..bytes.len()].copy_from_slice(bytes);
+        padded[..rest.len()].copy_from_slice(rest);
         // SAFETY: the buffer has room for 16 of the widest elements.
-        unsafe { load(dtype, padded.as_ptr()) }
+        line.0 = unsafe { load::<S>(dtype, padded.as_ptr()) }.to_array();
     }
 }
 

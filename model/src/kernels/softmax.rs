@@ -12,7 +12,12 @@ const SPAN: usize = 1024;
 pub fn log_sum_exp(cpu: &Cpu, x: &[f32]) -> f64 {
     let max = largest(x);
     if max.is_infinite() {
-        return f64::from(max);
+        // Nothing but that, or something else among it.
+        return if x.iter().any(|v| v.is_nan()) {
+            f64::NAN
+        } else {
+            f64::from(max)
+        };
     }
     f64::from(max) + dispatch::run(cpu, ExpSum { x, max }).ln()
 }
@@ -41,19 +46,24 @@ pub fn softmax(cpu: &Cpu, x: &mut [f32]) {
 
 /// Index of the largest value, the first of equals; NaN is never the largest. `None` if there is none.
 pub fn argmax(x: &[f32]) -> Option<usize> {
-    let mut best: Option<(usize, f32)> = None;
-    for (i, &v) in x.iter().enumerate() {
-        if best.map_or(!v.is_nan(), |(_, b)| v > b) {
-            best = Some((i, v));
-        }
-    }
-    best.map(|(i, _)| i)
+    let max = largest(x);
+    x.iter().position(|&v| v == max)
 }
 
-/// The largest value, or NaN if one is NaN.
+/// The largest value that is no NaN; negative infinity if there is none.
 fn largest(x: &[f32]) -> f32 {
-    x.iter()
-        .fold(f32::NEG_INFINITY, |a, &v| if v > a || v.is_nan() { v } else { a })
+    // In lanes, so that the compiler makes vectors of it. A maximum is the same in any order.
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (whole, rest) = x.as_chunks::<LANES>();
+    for part in whole {
+        for (a, &v) in lanes.iter_mut().zip(part) {
+            *a = if v > *a { v } else { *a };
+        }
+    }
+    lanes
+        .iter()
+        .chain(rest)
+        .fold(f32::NEG_INFINITY, |a, &v| if v > a { v } else { a })
 }
 
 struct ExpSum<'a> {
