@@ -4,7 +4,6 @@
 //! process id, when it is dropped.
 
 use std::fs::File;
-use std::net::{TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -14,6 +13,7 @@ use runtime::clock::Clock;
 use tempfile::TempDir;
 
 use crate::files::binary;
+use crate::ports;
 
 /// What a cluster consists of.
 #[derive(Clone, Debug)]
@@ -207,8 +207,7 @@ impl Cluster {
                 )?;
             }
         }
-        let http_port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let control_port = UdpSocket::bind("127.0.0.1:0")?.local_addr()?.port();
+        let (http_port, control_port) = (ports::free_tcp()?, ports::free_udp()?);
         Ok(Self {
             spec,
             dir,

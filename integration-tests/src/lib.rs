@@ -5,9 +5,11 @@
 //! * [`changed`]: copies of the tiny checkpoint that differ in one thing.
 //! * [`client`]: requests and server-sent events.
 //! * [`wire`]: a client that sends whatever bytes a test wants.
+//! * [`ports`]: ports for servers that will be started in a moment.
 //! * [`python`]: scripts with the clients that others have written.
 //! * [`scene`]: a pair of nodes that is watched while a test mistreats it.
 //! * [`ask`], [`load`]: requests whose answers are known, sent while something happens to the cluster.
+//! * [`trial`]: a cluster under trial.
 //! * [`vitals`]: what a cluster says about its own state.
 //! * [`storm`]: clients that go away.
 //! * [`stranger`]: those who try to get in without the right to, and their noise.
@@ -21,10 +23,12 @@ pub mod cluster;
 pub mod exact;
 pub mod files;
 pub mod load;
+pub mod ports;
 pub mod python;
 pub mod random;
 pub mod scene;
 pub mod storm;
 pub mod stranger;
+pub mod trial;
 pub mod vitals;
 pub mod wire;

@@ -1,6 +1,5 @@
 //! A pair of nodes that is looked at from all sides while a test mistreats it, and that must be as good as new afterwards.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -12,6 +11,7 @@ use tempfile::TempDir;
 
 use crate::cluster::{Cluster, ClusterSpec, metric};
 use crate::files::tiny_model;
+use crate::ports::free_tcp;
 use crate::wire::{Answer, Wire, post_bytes, request_bytes};
 
 /// The name of the served model.
@@ -82,10 +82,6 @@ pub fn pause(time: Duration) {
     std::thread::sleep(time);
 }
 
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
-}
-
 fn get(port: u16, path: &str) -> Result<Answer> {
     let mut wire = Wire::connect(port)?;
     wire.send(request_bytes("GET", path, "connection: close\r\n", ""))?;
@@ -117,7 +113,7 @@ impl Scene {
         let mut spec = ClusterSpec::pair(model).set(format!("model.model_name={MODEL}"));
         spec.settings
             .extend(settings.iter().map(|setting| (*setting).to_owned()));
-        let (prefill_metrics, decode_metrics) = (free_port()?, free_port()?);
+        let (prefill_metrics, decode_metrics) = (free_tcp()?, free_tcp()?);
         let mut cluster = Cluster::without_nodes(spec)?;
         cluster.start_coordinator()?;
         for (name, program, port) in [

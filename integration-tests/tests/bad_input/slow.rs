@@ -53,6 +53,8 @@ fn a_client_that_stops_reading_is_given_up() -> Result<()> {
         "limits.max_iter_times=131072",
         "engine.kv_pool_tokens=131072",
         "coordinator.client_stall_timeout_ms=1000",
+        // So that it is the silence that counts, and not how far the client is behind.
+        "coordinator.stream_buffer_tokens=131072",
     ];
     let scene = Scene::start(model.path(), &settings)?;
     let [_, before] = scene.rows()?;
