@@ -87,15 +87,24 @@ pub async fn idle_within(cluster: &Cluster, nodes: usize, within: Duration) -> R
 }
 
 /// Requests in each of the coordinator's states that has some.
-pub async fn states(cluster: &Cluster) -> Result<BTreeMap<String, u64>> {
+pub async fn states(cluster: &Cluster) -> Result<BTreeMap<String, f64>> {
+    by_state(cluster, "baton_requests_in_state{").await
+}
+
+/// For each of the coordinator's states that has requests, how long the oldest has been in it, in seconds.
+pub async fn oldest_in_state(cluster: &Cluster) -> Result<BTreeMap<String, f64>> {
+    by_state(cluster, "baton_oldest_request_in_state_seconds{").await
+}
+
+async fn by_state(cluster: &Cluster, name: &str) -> Result<BTreeMap<String, f64>> {
     let page = cluster.metrics().await?;
     let mut states = BTreeMap::new();
-    for line in page.lines().filter(|line| line.starts_with("baton_requests_in_state{")) {
+    for line in page.lines().filter(|line| line.starts_with(name)) {
         let (series, value) = line.rsplit_once(' ').context("a sample without a value")?;
         let state = label(series, "state").with_context(|| format!("no state in {series}"))?;
-        let count = value.parse::<f64>()? as u64;
-        if count > 0 {
-            states.insert(state.to_owned(), count);
+        let value = value.parse::<f64>()?;
+        if value > 0.0 {
+            states.insert(state.to_owned(), value);
         }
     }
     Ok(states)

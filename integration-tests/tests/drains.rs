@@ -1,0 +1,77 @@
+//! SIGTERM, with real processes under load: what runs is finished, what comes is served elsewhere or told, and the process
+//! ends with status 0.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use integration_tests::cluster::Cluster;
+use integration_tests::trial::{IDLE_WITHIN, WORKERS, begin_with, pause, spec};
+use integration_tests::vitals::idle_within;
+use runtime::clock::Clock;
+
+/// SIGTERM to a process; its exit status must be 0.
+fn stop(cluster: &mut Cluster, name: &str) -> Result<Duration> {
+    let told = Clock.now();
+    let log = cluster.process(name)?.log();
+    let status = tokio::task::block_in_place(|| cluster.terminate(name, Duration::from_secs(20)))?;
+    ensure!(status.success(), "{name} ended with {status} after SIGTERM:\n{log}");
+    Ok(Clock.now() - told)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_told_to_stop_finishes_what_runs() -> Result<()> {
+    let (mut cluster, client, known) =
+        begin_with(spec(2, 2).set("coordinator.queue_timeout_ms=1500"), 31, 60, (100, 250)).await?;
+    let load = known.load(&client, &cluster.url(), WORKERS);
+    for name in ["decode-0", "prefill-0"] {
+        pause(500).await;
+        println!("{name} stopped within {:?}", stop(&mut cluster, name)?);
+    }
+    pause(500).await;
+    let tally = load.stop().await?;
+    println!("two nodes of four stopped: {tally}");
+    tally.all_exact()?;
+    idle_within(&cluster, 2, IDLE_WITHIN).await?;
+
+    // Nobody is left who could decode: what runs ends well, what comes is told.
+    let load = known.load(&client, &cluster.url(), WORKERS);
+    pause(500).await;
+    let told = Clock.now();
+    println!(
+        "the last decode node stopped within {:?}",
+        stop(&mut cluster, "decode-1")?
+    );
+    pause(2500).await;
+    let tally = load.stop().await?;
+    println!("the last decode node stopped: {tally}");
+    tally.honest(false)?;
+    tally.running_at(told).all_exact()?;
+    let errors = tally.errors();
+    let only_503 = errors.keys().all(|kind| kind.starts_with("503 "));
+    ensure!(
+        only_503 && !errors.is_empty(),
+        "503 is what to say when no node is there: {errors:?}"
+    );
+    cluster.start_node("decode", 0)?;
+    cluster.ready().await?;
+    known.check(&client, &cluster.url(), 0).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_coordinator_that_is_told_to_stop_finishes_what_runs() -> Result<()> {
+    let (mut cluster, client, known) = begin_with(spec(1, 1), 32, 20, (250, 400)).await?;
+    let load = known.load(&client, &cluster.url(), WORKERS);
+    pause(1000).await;
+    let told = Clock.now();
+    println!("coordinator stopped within {:?}", stop(&mut cluster, "coordinator")?);
+    let tally = load.stop().await?;
+    println!("coordinator stopped: {tally}");
+    tally.honest(true)?;
+    let running = tally.running_at(told);
+    ensure!(running.exact() >= WORKERS / 4, "{} were running", running.exact());
+    running.all_exact()?;
+    for name in ["prefill-0", "decode-0"] {
+        println!("{name} stopped within {:?}", stop(&mut cluster, name)?);
+    }
+    Ok(())
+}
