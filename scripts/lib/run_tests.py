@@ -68,23 +68,23 @@ def discover():
 
 
 def prepare(chosen):
-    """Builds and fetches what the chosen parts need; the unit tests need nothing. Returns their environment."""
+    """Builds and fetches what the chosen parts need: the unit tests only the model. Returns their environment."""
     environment = dict(os.environ)
-    if chosen == ["unit"]:
-        return environment
-    say("building the programs")
-    programs = [word for name in PROGRAMS for word in ("--bin", name)]
-    command = ["cargo", "build", "--release", "--locked", "--workspace", *programs]
-    if subprocess.run(command, cwd=REPO, check=False).returncode:
-        raise Failed("the programs do not build; see the messages above")
     if not environment.get("BATON_TEST_MODEL"):
         say("fetching the model")
         fetch = subprocess.run([REPO / "scripts/fetch-model"], cwd=REPO, stdout=subprocess.PIPE, text=True, check=False)
         if fetch.returncode:
             raise Failed("the model could not be fetched; give one with BATON_TEST_MODEL=PATH")
         environment["BATON_TEST_MODEL"] = fetch.stdout.splitlines()[-1]
-    if "clients" in chosen and not environment.get("BATON_TEST_PYTHON"):
-        environment["BATON_TEST_PYTHON"] = str(client_python())
+    if chosen == ["unit"]:
+        return environment
+    if not environment.get("BATON_TEST_PYTHON"):
+        environment["BATON_TEST_PYTHON"] = str(client_python()) if REQUIREMENTS.exists() else sys.executable
+    say("building the programs")
+    programs = [word for name in PROGRAMS for word in ("--bin", name)]
+    command = ["cargo", "build", "--release", "--locked", "--workspace", *programs]
+    if subprocess.run(command, cwd=REPO, check=False).returncode:
+        raise Failed("the programs do not build; see the messages above")
     return environment
 
 
