@@ -8,3 +8,6 @@ pub mod handle;
 pub mod http;
 pub mod metrics;
 pub mod text;
+
+#[cfg(test)]
+mod origin;

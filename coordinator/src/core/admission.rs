@@ -119,6 +119,7 @@ impl Admission {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::origin::origin;
 
     const LIMITS: AdmissionLimits = AdmissionLimits {
         max_concurrent_requests: 3,
@@ -155,10 +156,9 @@ mod tests {
         );
     }
 
-    #[allow(clippy::disallowed_methods, reason = "any instant serves as origin")]
     #[test]
     fn retry_after_follows_the_rate_of_ends() {
-        let start = Instant::now();
+        let start = origin();
         let mut admission = Admission::new(AdmissionLimits {
             max_concurrent_requests: 100,
             ..LIMITS

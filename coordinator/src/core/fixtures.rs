@@ -12,7 +12,7 @@ use protocol::sampling::{SampledToken, SamplingParams, StopRules};
 use super::admission::AdmissionLimits;
 use super::cluster::ClusterSettings;
 use super::ledger::{Detokenizer, TextDecoder};
-use super::nodes::TextIdentity;
+use super::nodes::{PrefillCredit, TextIdentity};
 use super::request::RequestLimits;
 use super::types::ServeRequest;
 
@@ -123,7 +123,10 @@ pub(crate) fn settings() -> ClusterSettings {
             tokenizer_hash: 7,
             vocab_size: 258,
         },
-        prefill_window_tokens: 64,
+        prefill_credit: PrefillCredit {
+            window_tokens: 64,
+            sharing_jobs: 2,
+        },
     }
 }
 

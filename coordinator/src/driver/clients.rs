@@ -112,6 +112,7 @@ impl Clients {
 mod tests {
     use super::*;
     use crate::core::types::{ServeError, ServeErrorKind};
+    use crate::origin::origin;
 
     const STALL: Duration = Duration::from_secs(30);
     const ID: RequestId = RequestId(1);
@@ -128,9 +129,8 @@ mod tests {
         ClientEvent::Failed(ServeError::new(ServeErrorKind::Internal, "x"))
     }
 
-    #[allow(clippy::disallowed_methods, reason = "any instant serves as origin")]
     fn start(capacity: usize) -> (Clients, mpsc::Receiver<ClientEvent>, Instant) {
-        let now = Instant::now();
+        let now = origin();
         let (events, receiver) = mpsc::channel(capacity);
         let mut clients = Clients::new(STALL);
         clients.add(now, ID, events);

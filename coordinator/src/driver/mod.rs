@@ -271,8 +271,10 @@ impl Driver {
             FromNode::Report { link, report } => Fact::NodeReport { link, report },
             FromNode::Lost { link, reason } => {
                 self.links.remove(&link);
-                let node = self.core.node_name(link).unwrap_or("replaced before");
-                tracing::warn!(node, %reason, "node lost");
+                // A link that was replaced is not known any more, and its end no news.
+                if let Some(node) = self.core.node_name(link) {
+                    tracing::warn!(node, %reason, "node lost");
+                }
                 Fact::NodeLost { link }
             }
             FromNode::Job { leg, event } => Fact::JobEvent { leg, event },

@@ -6,7 +6,7 @@ use config::{Config, CoordinatorConfig};
 
 use crate::core::admission::AdmissionLimits;
 use crate::core::cluster::ClusterSettings;
-use crate::core::nodes::TextIdentity;
+use crate::core::nodes::{PrefillCredit, TextIdentity};
 use crate::core::request::RequestLimits;
 
 /// New attempts before the first token, after failed ones.
@@ -26,7 +26,10 @@ pub fn cluster(config: &Config, text: TextIdentity) -> ClusterSettings {
             max_queued_bytes: config.limits.max_queued_bytes,
         },
         text,
-        prefill_window_tokens: PREFILL_STEPS_AHEAD * config.engine.max_batch_tokens,
+        prefill_credit: PrefillCredit {
+            window_tokens: PREFILL_STEPS_AHEAD * config.engine.max_batch_tokens,
+            sharing_jobs: config.engine.max_batch_tokens / config.engine.prefill_chunk_tokens,
+        },
     }
 }
 

@@ -4,7 +4,7 @@ use protocol::control::{Hello, Job, JobEvent, LoadReport};
 use protocol::ids::RequestId;
 
 use crate::core::admission::AdmissionLimits;
-use crate::core::nodes::{LegId, LinkId, PeerName, TextIdentity};
+use crate::core::nodes::{LegId, LinkId, PeerName, PrefillCredit, TextIdentity};
 use crate::core::request::{Note, RequestLimits};
 use crate::core::types::ClientEvent;
 
@@ -17,8 +17,8 @@ pub struct ClusterSettings {
     pub admission: AdmissionLimits,
     /// What nodes must agree with.
     pub text: TextIdentity,
-    /// Prompt tokens a prefill node gets ahead of what it has computed.
-    pub prefill_window_tokens: usize,
+    /// How much prefill work a node gets at once.
+    pub prefill_credit: PrefillCredit,
 }
 
 /// What happened.

@@ -59,7 +59,7 @@ impl Cluster {
             settings,
             detokenizer,
             admission: Admission::new(settings.admission),
-            nodes: Nodes::new(settings.text, settings.prefill_window_tokens),
+            nodes: Nodes::new(settings.text, settings.prefill_credit),
             requests: BTreeMap::new(),
             next_number: 0,
             queue: BTreeSet::new(),

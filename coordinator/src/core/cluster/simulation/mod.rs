@@ -21,6 +21,7 @@ use crate::core::nodes::{LegId, LinkId, PeerName};
 use crate::core::request::Note;
 use crate::core::stop::StopMatcher;
 use crate::core::types::{ClientEvent, ServeRequest};
+use crate::origin::origin;
 
 const REQUESTS: u128 = 40;
 
@@ -125,12 +126,11 @@ const NODES: [(&str, Role, u32); 4] = [
 ];
 
 impl Simulation {
-    #[allow(clippy::disallowed_methods, reason = "any instant serves as origin")]
     fn new(seed: u64, faults: Faults) -> Self {
         let mut settings = settings();
         settings.request.queue_timeout = Duration::from_secs(20);
         settings.request.inter_token_timeout = Duration::from_secs(4);
-        let now = Instant::now();
+        let now = origin();
         let mut simulation = Self {
             seed: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             now,

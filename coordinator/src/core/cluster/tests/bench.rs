@@ -13,6 +13,7 @@ use crate::core::fixtures::{ByteText, hello, request, sampled, settings};
 use crate::core::nodes::{LegId, LinkId, PeerName};
 use crate::core::stop::StopMatcher;
 use crate::core::types::{ClientEvent, Completion, ServeError, ServeErrorKind, ServeRequest};
+use crate::origin::origin;
 
 /// Names of the situations that [`at`] makes: all states, some of them twice.
 pub(super) const STATES: &[&str] = &[
@@ -41,11 +42,10 @@ pub(super) struct Bench {
 }
 
 impl Default for Bench {
-    #[allow(clippy::disallowed_methods, reason = "any instant serves as origin")]
     fn default() -> Self {
         Self {
             cluster: Cluster::new(settings(), Arc::new(ByteText)),
-            now: Instant::now(),
+            now: origin(),
             links: BTreeMap::new(),
             next_link: 0,
             reports: 0,

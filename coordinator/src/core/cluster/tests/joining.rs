@@ -39,6 +39,17 @@ fn a_node_that_differs_is_refused_by_name_of_what_differs() {
          KV layout: cluster has 2 layers x 1 kv heads x 4 dims, 4 tokens a block, f32, \
          node has 2 layers x 1 kv heads x 8 dims, 4 tokens a block, f32"
     );
+    let namesake = hello(Role::Prefill, "d0", 1, 100);
+    let peer = PeerName {
+        role: Role::Prefill,
+        node: namesake.node.clone(),
+    };
+    let actions = bench.join_as(peer, namesake);
+    let reason = "name: d0 is the name of a connected decode node";
+    assert!(
+        matches!(&actions[..], [Action::Refuse { reason: said, .. }] if said == reason),
+        "{actions:?}"
+    );
     let reason = refusal(&mut bench, |hello| hello.total_blocks = 0);
     assert_eq!(reason, "total_blocks: is 0, must be at least 1");
 }

@@ -351,3 +351,29 @@ fn the_prefill_event_carries_what_the_answer_needs() {
     };
     assert_eq!((queue_us, cached_tokens), (250_000, 2));
 }
+
+#[test]
+fn a_short_prompt_shares_the_node_with_a_long_one_and_no_more_is_sent_ahead() {
+    let mut bench = Bench::with_nodes();
+    let mut run = |id, prompt| {
+        bench.submit(request(id, prompt, 3));
+        if bench.state(id) == "reserving" {
+            bench.granted(bench.last_started("d0"), 3);
+        }
+        bench.state(id)
+    };
+    // 64 tokens ahead are permitted; a prompt that is alone may be of any length.
+    assert_eq!(run(1, 100), "prefilling");
+    assert_eq!(run(2, 40), "prefilling", "less than half");
+    assert_eq!(run(3, 10), "queued", "two share a step");
+    let long = bench.on("p0")[0];
+    bench.first_token(long, 65);
+    assert_eq!(bench.state(3), "reserving", "40 + 10 tokens are ahead");
+    bench.granted(bench.last_started("d0"), 3);
+    bench.submit(request(4, 30, 3));
+    assert_eq!(
+        bench.state(4),
+        "queued",
+        "40 + 10 + 30 are too many, and not less than half"
+    );
+}

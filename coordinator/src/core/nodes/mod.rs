@@ -3,14 +3,16 @@
 //! A booking belongs to a *leg*: one job of one request on one link. Legs end once; whatever arrives for a leg that
 //! has ended is late.
 
+mod check;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use protocol::PROTOCOL_VERSION;
 use protocol::control::{Hello, LoadReport};
 use protocol::ids::{NodeId, RequestId, Role};
-use protocol::kv::{KvLayout, ModelIdentity, differences};
+use protocol::kv::{KvLayout, ModelIdentity};
 
+pub use self::check::{PeerName, TextIdentity};
 use super::routing::{Candidate, least_loaded};
 use super::types::NodeStatus;
 
@@ -22,22 +24,14 @@ pub struct LinkId(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct LegId(pub u64);
 
-/// What a node's certificate says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerName {
-    /// Its role.
-    pub role: Role,
-    /// Its name.
-    pub node: NodeId,
-}
-
-/// What a node must agree with the coordinator about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TextIdentity {
-    /// Hash of the coordinator's tokenizer.
-    pub tokenizer_hash: u64,
-    /// Size of the coordinator's vocabulary, in tokens.
-    pub vocab_size: u32,
+/// How much prefill work a node gets at once: little, so that requests wait here, where another node can still be chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct PrefillCredit {
+    /// Prompt tokens that several prompts together may be ahead of what has been computed.
+    pub window_tokens: usize,
+    /// Prompts that share a step: this many may be computed if the next one is less than half of what is there, so that
+    /// a short prompt does not wait for a long one.
+    pub sharing_jobs: usize,
 }
 
 /// What a job needs.
@@ -78,6 +72,8 @@ struct Node {
     /// Blocks booked minus blocks given back since the last report.
     unreported_blocks: i64,
     outstanding_tokens: usize,
+    /// Legs with outstanding tokens.
+    computing: usize,
     busy_until: Option<Instant>,
     backoff: Duration,
 }
@@ -86,8 +82,7 @@ struct Node {
 #[derive(Debug)]
 pub struct Nodes {
     text: TextIdentity,
-    /// Prompt tokens a prefill node gets ahead of what it has computed.
-    prefill_window_tokens: usize,
+    credit: PrefillCredit,
     nodes: BTreeMap<LinkId, Node>,
     legs: HashMap<LegId, Leg>,
     next_leg: u64,
@@ -96,72 +91,14 @@ pub struct Nodes {
 
 impl Nodes {
     /// No node yet.
-    pub fn new(text: TextIdentity, prefill_window_tokens: usize) -> Self {
+    pub fn new(text: TextIdentity, credit: PrefillCredit) -> Self {
         Self {
             text,
-            prefill_window_tokens,
+            credit,
             nodes: BTreeMap::new(),
             legs: HashMap::new(),
             next_leg: 0,
             last_seen: HashMap::new(),
-        }
-    }
-
-    /// Checks a node that wants to join. The error names what differs.
-    pub fn check(&self, peer: &PeerName, hello: &Hello) -> Result<(), String> {
-        let mut wrong = Vec::new();
-        if hello.protocol_version != PROTOCOL_VERSION {
-            return Err(format!(
-                "protocol version: cluster has {PROTOCOL_VERSION}, node has {}",
-                hello.protocol_version
-            ));
-        }
-        if (hello.role, &hello.node) != (peer.role, &peer.node) {
-            wrong.push(format!(
-                "name: certificate says {} {}, node says {} {}",
-                peer.role, peer.node, hello.role, hello.node
-            ));
-        }
-        match hello.role {
-            Role::Prefill | Role::Decode => {}
-            Role::Coordinator => wrong.push("role: a coordinator cannot serve as a node".to_owned()),
-        }
-        if hello.model.tokenizer_hash != self.text.tokenizer_hash {
-            wrong.push(format!(
-                "tokenizer hash: coordinator has {:016x}, node has {:016x}",
-                self.text.tokenizer_hash, hello.model.tokenizer_hash
-            ));
-        }
-        if hello.model.vocab_size != self.text.vocab_size {
-            wrong.push(format!(
-                "vocabulary size: coordinator has {}, node has {}",
-                self.text.vocab_size, hello.model.vocab_size
-            ));
-        }
-        let numbers = [
-            ("total_blocks", hello.total_blocks),
-            ("max_num_seqs", hello.max_num_seqs),
-            ("max_seq_len", hello.max_seq_len),
-            ("block_tokens", hello.layout.block_tokens),
-        ];
-        wrong.extend(
-            numbers
-                .iter()
-                .filter(|(_, n)| *n == 0)
-                .map(|(name, _)| format!("{name}: is 0, must be at least 1")),
-        );
-        if hello.address.is_empty() {
-            wrong.push("address: is empty, must be the host:port of the node's KV plane".to_owned());
-        }
-        // The node that is being replaced by this one does not define what the cluster is.
-        let other = self.nodes.values().find(|other| other.hello.node != hello.node);
-        if let Some(other) = other {
-            wrong.extend(differences(other.identity(), (&hello.model, &hello.layout)));
-        }
-        if wrong.is_empty() {
-            Ok(())
-        } else {
-            Err(wrong.join("; "))
         }
     }
 
@@ -187,6 +124,7 @@ impl Nodes {
             booked_blocks: 0,
             unreported_blocks: 0,
             outstanding_tokens: 0,
+            computing: 0,
             busy_until: None,
             backoff: BACKOFF_MIN,
         };
@@ -254,11 +192,16 @@ impl Nodes {
 
     /// A prefill node with credit for `shape` now; `avoid` only if there is no other.
     pub fn choose_prefill(&self, now: Instant, shape: Shape, avoid: Option<&NodeId>) -> Option<LinkId> {
-        let window = self.prefill_window_tokens;
+        let PrefillCredit {
+            window_tokens,
+            sharing_jobs,
+        } = self.credit;
         least_loaded::choose(self.open(now, Role::Prefill, shape).filter_map(|(link, node)| {
             let left = node.free_blocks() - node.blocks(shape.tokens);
-            let credit = node.outstanding_tokens == 0 || node.outstanding_tokens + shape.tokens <= window;
-            let load = thousandths(node.outstanding_tokens, window);
+            let ahead = node.outstanding_tokens;
+            let shares = node.computing < sharing_jobs && shape.tokens * 2 <= ahead;
+            let credit = ahead == 0 || shares || ahead + shape.tokens <= window_tokens;
+            let load = thousandths(ahead, window_tokens);
             (left >= 0 && credit).then(|| node.candidate(link, load, left, avoid))
         }))
     }
@@ -322,6 +265,7 @@ impl Nodes {
         node.booked_blocks += blocks;
         node.unreported_blocks += i64::from(blocks);
         node.outstanding_tokens += outstanding_tokens;
+        node.computing += usize::from(outstanding_tokens > 0);
         self.legs.insert(
             id,
             Leg {
@@ -360,6 +304,7 @@ impl Nodes {
         let done = std::mem::take(&mut booked.outstanding_tokens);
         if let Some(node) = self.nodes.get_mut(&booked.link) {
             node.outstanding_tokens -= done;
+            node.computing -= usize::from(done > 0);
         }
     }
 
@@ -371,6 +316,7 @@ impl Nodes {
             node.booked_blocks -= ended.blocks;
             node.unreported_blocks -= i64::from(ended.blocks);
             node.outstanding_tokens -= ended.outstanding_tokens;
+            node.computing -= usize::from(ended.outstanding_tokens > 0);
         }
         Some(ended)
     }
@@ -401,7 +347,9 @@ impl Nodes {
                 "blocks on {link:?}"
             );
             let outstanding: usize = legs.iter().map(|(_, leg)| leg.outstanding_tokens).sum();
-            assert_eq!(outstanding, node.outstanding_tokens, "tokens on {link:?}");
+            let computing = legs.iter().filter(|(_, leg)| leg.outstanding_tokens > 0).count();
+            let booked = (node.outstanding_tokens, node.computing);
+            assert_eq!(booked, (outstanding, computing), "prompts on {link:?}");
         }
         assert!(
             self.legs.values().all(|leg| self.nodes.contains_key(&leg.link)),
