@@ -225,6 +225,19 @@ impl Scene {
         })
     }
 
+    /// Waits until all that was held is gone: no request, nothing that the nodes compute, no block that is not free. What
+    /// was asked of the nodes must last far longer than this waits.
+    pub fn wait_quiet(&self, what: &str) -> Result<()> {
+        self.until(what, || Ok(self.held()? == 0.0))?;
+        self.until(what, || {
+            let rows = self.rows()?;
+            pause(Duration::from_millis(100));
+            Ok(self.rows()? == rows)
+        })?;
+        // The last reports of the nodes are younger than the last request now.
+        self.wait_idle()
+    }
+
     /// The answers to two normal requests, without what differs between equal requests.
     fn normal_answers(&self) -> Result<Vec<Value>> {
         let parameters = json!({ "max_new_tokens": 8, "seed": 7, "decoder_input_details": true });

@@ -50,17 +50,6 @@ fn leave(wire: Wire, goodbye: Goodbye) -> Result<Option<Wire>> {
     }
 }
 
-/// After the client has gone: nothing is held, the nodes soon compute nothing more, and all blocks are free.
-fn is_gone(scene: &Scene, what: &str) -> Result<()> {
-    scene.until(what, || Ok(scene.held()? == 0.0))?;
-    scene.until(what, || {
-        let rows = scene.rows()?;
-        pause(Duration::from_millis(100));
-        Ok(scene.rows()? == rows)
-    })?;
-    scene.wait_idle()
-}
-
 #[test]
 fn a_client_that_leaves_during_the_answer_frees_it() -> Result<()> {
     let scene = scene(&[])?;
@@ -72,7 +61,7 @@ fn a_client_that_leaves_during_the_answer_frees_it() -> Result<()> {
             wire.send(post_bytes("/v1/completions", long_answer(stream).to_string()))?;
             scene.until("the decode node works", || Ok(scene.rows()?[1] > before + 20.0))?;
             let rest = leave(wire, goodbye)?;
-            is_gone(&scene, &format!("{goodbye:?}, stream {stream}"))?;
+            scene.wait_quiet(&format!("{goodbye:?}, stream {stream}"))?;
             let [_, after] = scene.rows()?;
             ensure!(
                 after - before < 100_000.0,
@@ -101,7 +90,7 @@ fn a_client_that_leaves_during_the_prefill_frees_it() -> Result<()> {
         wire.send(post_bytes("/v1/completions", body.to_string()))?;
         scene.until("the prefill node works", || Ok(scene.rows()?[0] > before + 100.0))?;
         drop(wire);
-        is_gone(&scene, "prefill")?;
+        scene.wait_quiet("prefill")?;
         let [after, decoded_after] = scene.rows()?;
         ensure!(
             after - before < 90_000.0,
@@ -143,7 +132,7 @@ fn a_client_that_leaves_the_queue_is_forgotten() -> Result<()> {
     }
     ensure!(!running.some(1_000)?.is_empty(), "the running request goes on");
     drop(running);
-    is_gone(&scene, "running")?;
+    scene.wait_quiet("running")?;
     scene.close()
 }
 
@@ -164,7 +153,7 @@ fn clients_that_leave_at_once_and_at_any_moment_free_everything() -> Result<()> 
             pause(Duration::from_millis(round));
         }
         drop(wires);
-        is_gone(&scene, "storm")?;
+        scene.wait_quiet("storm")?;
     }
     scene.close()
 }
@@ -178,7 +167,7 @@ fn a_client_that_leaves_amid_pipelined_requests_frees_the_running_one() -> Resul
     scene.until("the first request runs", || Ok(scene.held()? == 1.0))?;
     scene.until("the decode node works", || Ok(scene.rows()?[1] > 100.0))?;
     drop(wire);
-    is_gone(&scene, "pipeline")?;
+    scene.wait_quiet("pipeline")?;
     ensure!(
         scene.rows()?[0] - before == 1.0,
         "the requests behind it were never begun"
