@@ -130,17 +130,18 @@ mod tests {
 
     #[test]
     fn a_short_prompt_goes_in_one_piece_after_the_last_layer() {
-        let mut schedule = PushSchedule::new(layout(30), 40, 0, 512 << 10);
+        // One block of 12,288 bytes a layer: all 30 layers stay below 512 KiB.
+        let mut schedule = PushSchedule::new(layout(30), 10, 0, 512 << 10);
         for layer in 0..29 {
-            assert_eq!(schedule.layer_computed(layer, 40), None);
+            assert_eq!(schedule.layer_computed(layer, 10), None);
         }
         let whole = Piece {
             first_layer: 0,
             layers: 30,
             first_block: 0,
-            blocks: 3,
+            blocks: 1,
         };
-        assert_eq!(schedule.layer_computed(29, 40), Some(whole));
+        assert_eq!(schedule.layer_computed(29, 10), Some(whole));
         assert!(schedule.is_complete());
     }
 
