@@ -359,11 +359,7 @@ impl Cluster {
             }
             Effect::Release(leg) => self.release(leg, actions),
             Effect::Computed(leg) => self.nodes.computed(leg),
-            Effect::Taken(leg) => {
-                if let Some(link) = self.nodes.leg(leg).map(|leg| leg.link) {
-                    self.nodes.accepted(link);
-                }
-            }
+            Effect::Taken(leg) => self.nodes.accepted(leg),
             Effect::Grow(leg, tokens) => self.nodes.grow(leg, tokens),
             Effect::Requeue => {
                 self.queue.insert(place);

@@ -52,6 +52,8 @@ pub struct Leg {
     pub link: LinkId,
     /// Its job has been sent.
     pub sent: bool,
+    /// The node has taken the job: it holds blocks there.
+    taken: bool,
     blocks: u32,
     /// Prompt tokens that the node has yet to compute, as far as is known.
     outstanding_tokens: usize,
@@ -137,6 +139,9 @@ impl Nodes {
             return false;
         };
         if report.sequence > node.report.sequence {
+            if available(&report) > available(&node.report) {
+                node.busy_until = None;
+            }
             node.report = report;
             node.draining = report.draining;
             node.unreported_blocks = 0;
@@ -144,7 +149,8 @@ impl Nodes {
         true
     }
 
-    /// The node said that it has no room: nothing is sent to it for a while, longer each time.
+    /// The node said that it has no room: nothing is sent to it for a while, longer each time, unless it gets room before:
+    /// one of its jobs ends, or it reports more free blocks.
     pub fn busy(&mut self, now: Instant, link: LinkId, free_blocks: Option<u32>) {
         let Some(node) = self.nodes.get_mut(&link) else { return };
         node.busy_until = Some(now + node.backoff);
@@ -156,9 +162,11 @@ impl Nodes {
         }
     }
 
-    /// The node took a job: its next pause is a short one again.
-    pub fn accepted(&mut self, link: LinkId) {
-        if let Some(node) = self.nodes.get_mut(&link) {
+    /// The node took the job of a leg: its next pause is a short one again.
+    pub fn accepted(&mut self, leg: LegId) {
+        let Some(taken) = self.legs.get_mut(&leg) else { return };
+        taken.taken = true;
+        if let Some(node) = self.nodes.get_mut(&taken.link) {
             node.backoff = BACKOFF_MIN;
         }
     }
@@ -272,6 +280,7 @@ impl Nodes {
                 request,
                 link,
                 sent: false,
+                taken: false,
                 blocks,
                 outstanding_tokens,
             },
@@ -301,6 +310,7 @@ impl Nodes {
     /// The prompt of a leg has been computed: the node may have the next one.
     pub fn computed(&mut self, leg: LegId) {
         let Some(booked) = self.legs.get_mut(&leg) else { return };
+        booked.taken = true;
         let done = std::mem::take(&mut booked.outstanding_tokens);
         if let Some(node) = self.nodes.get_mut(&booked.link) {
             node.outstanding_tokens -= done;
@@ -317,6 +327,11 @@ impl Nodes {
             node.unreported_blocks -= i64::from(ended.blocks);
             node.outstanding_tokens -= ended.outstanding_tokens;
             node.computing -= usize::from(ended.outstanding_tokens > 0);
+            if ended.taken {
+                // What it held is free: the node's last word does not count any more.
+                node.busy_until = None;
+                node.backoff = BACKOFF_MIN;
+            }
         }
         Some(ended)
     }
@@ -383,8 +398,7 @@ impl Node {
     /// Blocks that are free by the node's word and by our books, whichever is less.
     fn free_blocks(&self) -> i64 {
         let by_books = i64::from(self.hello.total_blocks) - i64::from(self.booked_blocks);
-        let by_word =
-            i64::from(self.report.free_blocks) + i64::from(self.report.cached_blocks) - self.unreported_blocks;
+        let by_word = available(&self.report) - self.unreported_blocks;
         by_books.min(by_word)
     }
 
@@ -412,6 +426,11 @@ impl Node {
             max_seq_len: self.hello.max_seq_len,
         }
     }
+}
+
+/// Blocks that a node could give away by its own word.
+fn available(report: &LoadReport) -> i64 {
+    i64::from(report.free_blocks) + i64::from(report.cached_blocks)
 }
 
 fn thousandths(part: usize, whole: usize) -> u64 {

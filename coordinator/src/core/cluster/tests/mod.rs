@@ -232,6 +232,42 @@ fn a_busy_node_is_left_alone_for_a_while_and_then_asked_again() {
 }
 
 #[test]
+fn a_busy_node_is_asked_again_as_soon_as_it_has_more_room() {
+    let mut bench = Bench::with_nodes();
+    let refuse = |bench: &mut Bench| {
+        let busy = JobEvent::Busy {
+            needed_blocks: 2,
+            free_blocks: 50,
+        };
+        bench.event(bench.last_started("d0"), busy);
+        assert_eq!(bench.state(2), "queued");
+    };
+    bench.submit(request(1, 6, 3));
+    bench.granted(bench.started("d0"), 3);
+    bench.first_token(bench.started("p0"), 65);
+    bench.submit(request(2, 6, 3));
+    refuse(&mut bench);
+    for millis in [10, 20, 40, 80] {
+        bench.advance(Duration::from_millis(millis));
+        refuse(&mut bench);
+    }
+    bench.report("d0", 50, false);
+    assert_eq!(
+        bench.state(2),
+        "queued",
+        "a report that is no news does not end the pause"
+    );
+    bench.report("d0", 51, false);
+    assert_eq!(bench.state(2), "reserving");
+    refuse(&mut bench);
+    bench.cancel(1);
+    assert_eq!(bench.state(2), "reserving", "the other job's blocks are free");
+    refuse(&mut bench);
+    bench.advance(Duration::from_millis(10));
+    assert_eq!(bench.state(2), "reserving", "the pauses are short again");
+}
+
+#[test]
 fn a_busy_node_is_passed_over_for_another() {
     let mut bench = Bench::with_nodes();
     bench.join_decode("d1");
