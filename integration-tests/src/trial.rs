@@ -33,6 +33,9 @@ pub fn spec(prefill: usize, decode: usize) -> ClusterSpec {
         .set("coordinator.drain_timeout_ms=15000")
         .set("node.drain_timeout_ms=15000")
         .set("node.reconnect_max_ms=500")
+        // Handoffs of many frames that do not fit into the window: faults hit them in the middle.
+        .set("transfer.frame_bytes=4096")
+        .set("transfer.window_bytes=131072")
 }
 
 /// Lets time pass.

@@ -25,11 +25,11 @@ async fn a_node_that_is_told_to_stop_finishes_what_runs() -> Result<()> {
     let load = known.load(&client, &cluster.url(), WORKERS);
     for name in ["decode-0", "prefill-0"] {
         pause(500).await;
-        println!("{name} stopped within {:?}", stop(&mut cluster, name)?);
+        eprintln!("{name} stopped within {:?}", stop(&mut cluster, name)?);
     }
     pause(500).await;
     let tally = load.stop().await?;
-    println!("two nodes of four stopped: {tally}");
+    eprintln!("two nodes of four stopped: {tally}");
     tally.all_exact()?;
     idle_within(&cluster, 2, IDLE_WITHIN).await?;
 
@@ -37,13 +37,13 @@ async fn a_node_that_is_told_to_stop_finishes_what_runs() -> Result<()> {
     let load = known.load(&client, &cluster.url(), WORKERS);
     pause(500).await;
     let told = Clock.now();
-    println!(
+    eprintln!(
         "the last decode node stopped within {:?}",
         stop(&mut cluster, "decode-1")?
     );
     pause(2500).await;
     let tally = load.stop().await?;
-    println!("the last decode node stopped: {tally}");
+    eprintln!("the last decode node stopped: {tally}");
     tally.honest(false)?;
     tally.running_at(told).all_exact()?;
     let errors = tally.errors();
@@ -63,15 +63,15 @@ async fn a_coordinator_that_is_told_to_stop_finishes_what_runs() -> Result<()> {
     let load = known.load(&client, &cluster.url(), WORKERS);
     pause(1000).await;
     let told = Clock.now();
-    println!("coordinator stopped within {:?}", stop(&mut cluster, "coordinator")?);
+    eprintln!("coordinator stopped within {:?}", stop(&mut cluster, "coordinator")?);
     let tally = load.stop().await?;
-    println!("coordinator stopped: {tally}");
+    eprintln!("coordinator stopped: {tally}");
     tally.honest(true)?;
     let running = tally.running_at(told);
     ensure!(running.exact() >= WORKERS / 4, "{} were running", running.exact());
     running.all_exact()?;
     for name in ["prefill-0", "decode-0"] {
-        println!("{name} stopped within {:?}", stop(&mut cluster, name)?);
+        eprintln!("{name} stopped within {:?}", stop(&mut cluster, name)?);
     }
     Ok(())
 }

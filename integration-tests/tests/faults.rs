@@ -9,9 +9,10 @@ use anyhow::{Context, Result, ensure};
 use integration_tests::ask::{Ask, Door};
 use integration_tests::cluster::{Cluster, ClusterSpec, metric};
 use integration_tests::load::{HANGS_AFTER, Tally};
+use integration_tests::ports::free_tcp;
 use integration_tests::random::Random;
 use integration_tests::storm::{Moment, Seen, storm};
-use integration_tests::trial::{IDLE_WITHIN, WORKERS, begin, pause, spec};
+use integration_tests::trial::{IDLE_WITHIN, WORKERS, begin, begin_with, pause, spec};
 use integration_tests::vitals::{Vitals, idle_within, oldest_in_state, states};
 use reqwest::Client;
 use runtime::clock::Clock;
@@ -56,7 +57,7 @@ async fn a_thousand_go_away(cluster: &Cluster, client: &Client, seed: u64) -> Re
     let settled = idle_within(cluster, 2, IDLE_WITHIN).await?;
     let count = |what| seen.iter().filter(|seen| **seen == what).count();
     let (nothing, part, all) = (count(Seen::Nothing), count(Seen::Part), count(Seen::Everything));
-    println!("dropped unseen {nothing}, in part {part}, too late {all}; states {reached:?}; idle after {settled:?}");
+    eprintln!("dropped unseen {nothing}, in part {part}, too late {all}; states {reached:?}; idle after {settled:?}");
     ensure!(nothing > 200 && part > 50, "the storm hit nothing");
     let failed: Vec<_> = seen.iter().filter(|seen| matches!(seen, Seen::Failed(_))).collect();
     ensure!(
@@ -103,7 +104,7 @@ async fn kill_and_restart(spec: ClusterSpec, victims: &[(&str, usize)], rounds: 
     }
     recovery.sort();
     let open: Vec<_> = killed.iter().map(|at| tally.open_at(*at)).collect();
-    println!(
+    eprintln!(
         "kill -9 {victims:?}: {tally}; open when it was killed {open:?}; first exact answer after the restart: p50 {:?}, max {:?}; \
          idle after {settled:?}",
         recovery[recovery.len() / 2],
@@ -144,7 +145,7 @@ async fn requests_of_a_killed_decode_node_go_on_elsewhere() -> Result<()> {
     let moved: f64 = moved
         .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
         .sum();
-    println!("{moved} requests moved");
+    eprintln!("{moved} requests moved");
     ensure!(moved >= 3.0, "only {moved} requests moved");
     ensure!(
         metric(&page, "baton_token_disagreements_total", &[]).unwrap_or(0.0) == 0.0,
@@ -163,7 +164,7 @@ async fn freeze(victims: &[&str], millis: u64, seed: u64) -> Result<Tally> {
         let frozen = Clock.now();
         pause(millis).await;
         cluster.process(victim)?.signal(libc::SIGCONT);
-        println!("{victim} was frozen for {:?}", Clock.now() - frozen);
+        eprintln!("{victim} was frozen for {:?}", Clock.now() - frozen);
         cluster.ready().await?;
     }
     pause(1000).await;
@@ -171,7 +172,7 @@ async fn freeze(victims: &[&str], millis: u64, seed: u64) -> Result<Tally> {
     pause(500).await;
     let tally = load.stop().await?;
     let settled = idle_within(&cluster, 2, IDLE_WITHIN).await?;
-    println!("frozen {victims:?} for {millis} ms: {tally}; idle after {settled:?}");
+    eprintln!("frozen {victims:?} for {millis} ms: {tally}; idle after {settled:?}");
     tally.honest(false)?;
     ensure!(
         tally.first_exact_after(thawed).is_some(),
@@ -234,7 +235,7 @@ async fn no_state_outlasts_its_deadline_when_nobody_notices_the_loss() -> Result
         cluster.process(victim)?.signal(libc::SIGSTOP);
         let ages = oldest(&cluster, pause(6000)).await?;
         cluster.process(victim)?.signal(libc::SIGCONT);
-        println!("{victim} frozen: oldest requests {ages:?}");
+        eprintln!("{victim} frozen: oldest requests {ages:?}");
         for (state, age) in ages {
             let most = seen.entry(state).or_insert(0.0_f64);
             *most = age.max(*most);
@@ -244,7 +245,7 @@ async fn no_state_outlasts_its_deadline_when_nobody_notices_the_loss() -> Result
     let thawed = Clock.now();
     pause(1500).await;
     let tally = load.stop().await?;
-    println!("deadlines: {tally}");
+    eprintln!("deadlines: {tally}");
     tally.honest(false)?;
     ensure!(
         tally.first_exact_after(thawed).is_some(),
@@ -286,7 +287,7 @@ async fn nodes_come_back_to_a_coordinator_that_was_killed() -> Result<()> {
     let tally = load.stop().await?;
     let settled = idle_within(&cluster, 2, IDLE_WITHIN).await?;
     let ready: Vec<_> = recovery.iter().map(|(_, ready)| *ready).collect();
-    println!("coordinator killed: {tally}; ready after {ready:?}; idle after {settled:?}");
+    eprintln!("coordinator killed: {tally}; ready after {ready:?}; idle after {settled:?}");
     tally.honest(true)?;
     for (started, _) in recovery {
         ensure!(
@@ -311,18 +312,33 @@ async fn little_room_makes_requests_wait_and_no_answer_wrong() -> Result<()> {
             .set("coordinator.queue_timeout_ms=25000");
         spec.set(format!("limits.max_queued_requests={queued}"))
     };
-    let (cluster, client, known) = begin(room(400), 41).await?;
+    let (mut cluster, client, known) = begin_with(room(400), 41, 20, (100, 460)).await?;
+    let port = free_tcp()?;
+    cluster.kill("decode-0")?;
+    cluster.start_process(
+        "decode-0",
+        "decode-node",
+        &[&format!("node.metrics_listen=127.0.0.1:{port}")],
+    )?;
+    cluster.ready().await?;
     let tally = known.burst(&client, &cluster.url(), 300).await?;
-    println!(
+    eprintln!(
         "300 at once on room for two: {tally}; idle after {:?}",
         idle_within(&cluster, 2, IDLE_WITHIN).await?
     );
     tally.all_exact()?;
+    let page = reqwest::get(format!("http://127.0.0.1:{port}/metrics"))
+        .await?
+        .text()
+        .await?;
+    let preempted = metric(&page, "baton_num_preemptions_total", &[]);
+    eprintln!("preempted {preempted:?}");
+    ensure!(preempted > Some(0.0), "there was room for all: {preempted:?}");
     drop(cluster);
 
     let cluster = Cluster::start(room(20)).await?;
     let tally = known.burst(&client, &cluster.url(), 300).await?;
-    println!(
+    eprintln!(
         "300 at once, 20 may wait: {tally}; idle after {:?}",
         idle_within(&cluster, 2, IDLE_WITHIN).await?
     );

@@ -56,7 +56,7 @@ async fn a_node_that_does_not_fit_is_told_what_differs() -> Result<()> {
     }
     for (i, (setting, word)) in misfits.iter().enumerate() {
         let line = logged(&mut cluster, &format!("decode-{}", i + 1), &["refuses this node", word]).await?;
-        println!("{setting}: {line}");
+        eprintln!("{setting}: {line}");
         ensure!(line.contains("has ") && line.contains("node has "), "{line}");
     }
     for index in 0..known.all.len() {
@@ -209,7 +209,7 @@ async fn what_cannot_start_says_why_in_one_line() -> Result<()> {
 
 fn says(program: &str, arguments: &[String], words: &[&str]) -> Result<()> {
     let line = refusal(program, arguments)?;
-    println!("{line}");
+    eprintln!("{line}");
     ensure!(line.starts_with(&format!("{program}: ")), "{line}");
     ensure!(
         words.iter().all(|word| line.contains(word)),

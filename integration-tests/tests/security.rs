@@ -140,7 +140,7 @@ async fn strangers_are_turned_away() -> Result<()> {
     ];
     for (stranger, address, alpn, expected) in cases {
         let reason = stranger.knock(address, alpn).await?;
-        println!("{:?} on {}: {reason}", stranger.shows, String::from_utf8_lossy(alpn));
+        eprintln!("{:?} on {}: {reason}", stranger.shows, String::from_utf8_lossy(alpn));
         ensure!(
             reason.to_lowercase().contains(&expected.to_lowercase()),
             "{reason:?}, expected {expected:?}"
@@ -184,7 +184,7 @@ async fn a_node_of_another_cluster_does_not_get_in() -> Result<()> {
         &["no coordinator", "expected a certificate of this cluster's CA"],
     )
     .await?;
-    println!("{line}");
+    eprintln!("{line}");
     for index in 0..known.all.len() {
         known.check(&client, &cluster.url(), index).await?;
     }
@@ -213,7 +213,7 @@ async fn noise_on_the_udp_ports_disturbs_nobody() -> Result<()> {
     }
     pause(500).await;
     let tally = load.stop().await?;
-    println!("noise: {tally}");
+    eprintln!("noise: {tally}");
     tally.all_exact()?;
     idle_within(&cluster, 2, Duration::from_secs(2)).await?;
     assert_eq!(Vitals::of(&cluster).await?.nodes.len(), 2);
@@ -273,7 +273,7 @@ async fn half_open_connections_and_slow_clients_hold_up_nobody() -> Result<()> {
         slowest = slowest.max(took??);
     }
     let tally = load.stop().await?;
-    println!("alone {undisturbed}\nbeside 300 slow clients {tally}; the last of them was ended after {slowest:?}");
+    eprintln!("alone {undisturbed}\nbeside 300 slow clients {tally}; the last of them was ended after {slowest:?}");
     tally.all_exact()?;
     ensure!(tally.exact() > 20, "others were held up: {tally}");
     Ok(())
