@@ -74,11 +74,11 @@ section! {
         max_concurrent_requests: usize = 512, int(1, 1_000_000);
         /// Most requests waiting for a node.
         max_queued_requests: usize = 256, int(1, 1_000_000);
-        /// Most memory held by waiting requests, in bytes.
+        /// Most memory held by waiting requests (body, tokens, stop strings), in bytes.
         max_queued_bytes: usize = 268_435_456, int(1_024, 1 << 40);
-        /// Most stop strings in a request.
+        /// Most stop strings in a request of the TGI paths; /v1 has no such limit.
         max_stop_strings: usize = 1_024, int(1, 65_536);
-        /// Longest stop string of a request, in Unicode characters.
+        /// Longest stop string of a request of the TGI paths, in Unicode characters.
         max_stop_string_chars: usize = 1_024, int(1, 1_048_576);
         /// All stop strings of a request together, in Unicode characters.
         max_stop_total_chars: usize = 32_768, int(1, 16_777_216);

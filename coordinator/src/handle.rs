@@ -55,9 +55,10 @@ impl CoordinatorHandle {
     /// Hands a request to the cluster. `Ok`: it is queued, and the stream ends with exactly one `Done` or `Failed`.
     /// `Err`: it was refused, with the reason and, if the cluster is full, the time after which to try again.
     pub async fn submit(&self, request: ServeRequest) -> Result<RequestStream, ServeError> {
-        // Prefill, the tokens, and the end: a queue for that many events never fills up. One place is for the end.
-        let events_at_most = (request.stop.max_tokens as usize).saturating_add(2);
-        let capacity = events_at_most.min(self.stream_buffer_tokens.saturating_add(1)).max(2);
+        // Prefill, the tokens, and the end: a queue for that many events never fills up. Only the tokens count against the
+        // client's buffer.
+        let tokens = (request.stop.max_tokens as usize).min(self.stream_buffer_tokens.max(1));
+        let capacity = tokens.saturating_add(2);
         let (events, receiver) = mpsc::channel(capacity);
         let (reply, admitted) = oneshot::channel();
         let id = request.id;

@@ -2,25 +2,6 @@
 
 use thiserror::Error;
 
-/// Gauge of [`EngineStats::running`].
-pub const METRIC_RUNNING: &str = "baton_num_sequences_running";
-/// Gauge of [`EngineStats::waiting`].
-pub const METRIC_WAITING: &str = "baton_num_sequences_waiting";
-/// Gauge of [`EngineStats::held`].
-pub const METRIC_HELD: &str = "baton_num_sequences_held";
-/// Gauge of [`EngineStats::reservations`].
-pub const METRIC_RESERVATIONS: &str = "baton_num_reservations";
-/// Gauge of the block counts; label `state` is `free`, `cached` or `owned`.
-pub const METRIC_KV_BLOCKS: &str = "baton_kv_blocks";
-/// Counter of [`EngineStats::steps`].
-pub const METRIC_STEPS: &str = "baton_engine_steps_total";
-/// Counter of [`EngineStats::rows`].
-pub const METRIC_ROWS: &str = "baton_engine_rows_total";
-/// Counter of [`EngineStats::sampled_tokens`].
-pub const METRIC_SAMPLED_TOKENS: &str = "baton_generation_tokens_total";
-/// Counter of [`EngineStats::preemptions`].
-pub const METRIC_PREEMPTIONS: &str = "baton_num_preemptions_total";
-
 /// State of an engine between two calls. `free_blocks + cached_blocks + owned_blocks = total_blocks`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EngineStats {

@@ -116,6 +116,7 @@ pub fn start(
         load: load_sender,
         records: HashMap::new(),
         events: Vec::new(),
+        audited: None,
     };
     let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
         let _ended = ended_sender;
@@ -123,6 +124,9 @@ pub fn start(
     })?;
     Ok((EngineHandle::new(inbox, load), EngineThread { thread, ended }))
 }
+
+/// Shortest time between two audits.
+const AUDIT_INTERVAL: Duration = Duration::from_secs(1);
 
 struct State {
     engine: Engine,
@@ -132,6 +136,8 @@ struct State {
     load: watch::Sender<EngineLoad>,
     records: HashMap<SequenceId, Record>,
     events: Vec<EngineEvent>,
+    /// When the books were audited last.
+    audited: Option<Instant>,
 }
 
 /// What the thread keeps of a sequence beside the engine's own state.
@@ -159,8 +165,28 @@ impl State {
             }
             idle = !self.step();
             let load = EngineLoad::new(&self.engine);
-            self.load
+            let changed = self
+                .load
                 .send_if_modified(|current| std::mem::replace(current, load) != load);
+            if changed {
+                stats::load(&load);
+            }
+            if idle {
+                self.audit();
+            }
+        }
+    }
+
+    /// Every block has an owner: checked whenever the thread runs out of work, at most once a second.
+    fn audit(&mut self) {
+        let now = self.clock.now();
+        if self.audited.is_some_and(|last| now < last + AUDIT_INTERVAL) {
+            return;
+        }
+        self.audited = Some(now);
+        if let Err(error) = self.engine.check_invariants() {
+            stats::audit_failed();
+            tracing::error!(%error, "the books of the KV blocks are wrong");
         }
     }
 

@@ -9,7 +9,7 @@ use runtime::framing::{FramingError, MessageWriter, read_message};
 use thiserror::Error;
 use tokio::time::timeout;
 
-/// Longest wait until the coordinator has a job's last event.
+/// Longest wait until the coordinator has taken an event.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The job's stream is gone: the coordinator cancelled, or the link is lost. Whoever sees it lets go of everything.
@@ -33,13 +33,13 @@ impl JobStream {
 
     /// Sends an event.
     pub async fn send(&mut self, event: &JobEvent) -> Result<(), JobGone> {
-        Ok(self.writer.write(event).await?)
+        deliver(&mut self.writer, event).await
     }
 
     /// Sends the job's last event and ends the stream cleanly. Returns when the coordinator has it: a node that drains
     /// closes its links when its last job has ended, and with them whatever is still under way.
     pub async fn end(mut self, event: &JobEvent) -> Result<(), JobGone> {
-        self.writer.write(event).await?;
+        deliver(&mut self.writer, event).await?;
         self.writer.finish()?;
         match timeout(DELIVERY_TIMEOUT, self.writer.stopped()).await {
             // A coordinator that stops reading here has its last event, or does not want it.
@@ -68,6 +68,17 @@ impl JobStream {
             Ok(()) => JobGone(FramingError::Closed),
             Err(error) => JobGone(error),
         }
+    }
+}
+
+/// Writes an event, unless the coordinator lives and takes none: whoever holds blocks must not wait for it for ever.
+async fn deliver(writer: &mut MessageWriter, event: &JobEvent) -> Result<(), JobGone> {
+    match timeout(DELIVERY_TIMEOUT, writer.write(event)).await {
+        Ok(written) => Ok(written?),
+        Err(_) => Err(JobGone(FramingError::Connection {
+            reason: format!("the coordinator takes no event for {DELIVERY_TIMEOUT:?}"),
+            silent: true,
+        })),
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::handle::EngineLoad;
+
 /// Time of one engine step, in seconds.
 pub const STEP_SECONDS: &str = "baton_engine_step_seconds";
 /// Rows (tokens) computed by the engine.
@@ -10,6 +12,35 @@ pub const ROWS_TOTAL: &str = "baton_engine_rows_total";
 pub const PREEMPTIONS_TOTAL: &str = "baton_num_preemptions_total";
 /// Jobs that coordinators have sent to this node, refused and cancelled ones included.
 pub const JOBS_TOTAL: &str = "baton_node_jobs_total";
+
+/// KV blocks; label `state` is `free`, `cached` or `owned`.
+pub const KV_BLOCKS: &str = "baton_kv_blocks";
+/// Sequences in the running batch.
+pub const SEQUENCES_RUNNING: &str = "baton_num_sequences_running";
+/// Sequences that wait in the engine.
+pub const SEQUENCES_WAITING: &str = "baton_num_sequences_waiting";
+/// Reservations that are not committed.
+pub const RESERVATIONS: &str = "baton_num_reservations";
+/// Audits that found the books of the KV blocks wrong.
+pub const AUDIT_FAILURES_TOTAL: &str = "baton_audit_failures_total";
+
+pub(crate) fn load(load: &EngineLoad) {
+    let blocks = [
+        ("free", load.free_blocks),
+        ("cached", load.cached_blocks),
+        ("owned", load.owned_blocks),
+    ];
+    for (state, count) in blocks {
+        metrics::gauge!(KV_BLOCKS, "state" => state).set(f64::from(count));
+    }
+    metrics::gauge!(SEQUENCES_RUNNING).set(f64::from(load.running));
+    metrics::gauge!(SEQUENCES_WAITING).set(f64::from(load.waiting));
+    metrics::gauge!(RESERVATIONS).set(f64::from(load.reservations));
+}
+
+pub(crate) fn audit_failed() {
+    metrics::counter!(AUDIT_FAILURES_TOTAL).increment(1);
+}
 
 pub(crate) fn job() {
     metrics::counter!(JOBS_TOTAL).increment(1);

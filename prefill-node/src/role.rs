@@ -62,6 +62,18 @@ impl Stop {
 impl PrefillRole {
     /// The role over a node's engine, pool and UDP port. Errors if the transfer settings do not fit the KV layout.
     pub fn new(context: NodeContext) -> Result<Self, String> {
+        let (engine, transfer) = (&context.config.engine, &context.config.transfer);
+        // The push schedule hands over at most one group that is not full yet, and one layer of a chunk.
+        let chunk = engine.prefill_chunk_tokens.min(engine.max_batch_tokens);
+        let blocks = chunk.div_ceil(context.layout.block_tokens as usize) + 1;
+        let largest = transfer.frame_bytes + blocks * context.layout.layer_block_bytes();
+        if largest > transfer.staging_bytes {
+            return Err(format!(
+                "transfer.staging_bytes = {} is less than {largest}, the largest piece of KV that \
+                 engine.prefill_chunk_tokens = {} and transfer.frame_bytes = {} lead to",
+                transfer.staging_bytes, engine.prefill_chunk_tokens, transfer.frame_bytes
+            ));
+        }
         let pusher = Pusher::new(Arc::clone(&context.endpoint), context.layout, &context.config.transfer)
             .map_err(|error| error.to_string())?;
         Ok(Self { context, pusher })

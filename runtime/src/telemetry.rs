@@ -87,6 +87,9 @@ fn wanted(level: LevelFilter) -> Targets {
         .with_targets(STRANGERS.iter().map(|target| (*target, strangers)))
 }
 
+/// How often samples are folded in when nobody asks for them.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+
 /// Renders the process's metrics. Clones share the registry.
 #[derive(Clone)]
 pub struct MetricsHandle {
@@ -131,10 +134,19 @@ pub async fn serve_metrics(
         tokio::select! {
             // The last scrape shows the drain: the port closes when the process is forced or ends.
             () = shutdown.wait_forced() => {}
-            () = serve(listener, handle) => {}
+            () = serve(listener, handle.clone()) => {}
+            () = fold(handle) => {}
         }
     });
     Ok(address)
+}
+
+/// Folds samples in now and then, for processes that nobody scrapes.
+async fn fold(handle: MetricsHandle) {
+    loop {
+        tokio::time::sleep(UPKEEP_INTERVAL).await;
+        handle.inner.run_upkeep();
+    }
 }
 
 async fn serve(listener: TcpListener, handle: MetricsHandle) {

@@ -30,6 +30,9 @@ use super::ledger::{Ledger, Verdict};
 use super::nodes::LegId;
 use super::types::{ClientEvent, Completion, ServeError, ServeErrorKind, ServeRequest};
 
+/// About what the automaton of the stop strings takes for each of their bytes.
+const STOP_STATE_BYTES: usize = 24;
+
 /// Deadlines and bounds of every request.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestLimits {
@@ -285,7 +288,8 @@ impl Request {
 
     /// Bytes it is charged for in the queue.
     pub fn charge(&self) -> usize {
-        self.request.body_bytes + self.request.token_ids.len() * size_of::<u32>()
+        let stops: usize = self.request.stop_strings.iter().map(String::len).sum();
+        self.request.body_bytes + self.request.token_ids.len() * size_of::<u32>() + stops * STOP_STATE_BYTES
     }
 
     fn release_all(&self, out: &mut Vec<Effect>) {

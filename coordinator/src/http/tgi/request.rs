@@ -227,6 +227,17 @@ fn stop(fields: &Fields<'_>, limits: StopLimits) -> Result<Vec<String>, FieldErr
     let mut stops = fields.stop_strings("stop", limits)?;
     let more = fields.stop_strings("stop_sequences", limits)?;
     stops.extend(more);
+    // Each list has been checked alone; the limits are the request's.
+    let chars: usize = stops.iter().map(|stop| stop.chars().count()).sum();
+    if stops.len() > limits.strings || chars > limits.total_chars {
+        let problem = format!(
+            "and stop have {} strings of {chars} characters together, but must have at most {} strings of {} characters",
+            stops.len(),
+            limits.strings,
+            limits.total_chars
+        );
+        return Err(FieldError::rule(fields.path("stop_sequences"), problem));
+    }
     Ok(stops)
 }
 
