@@ -41,7 +41,8 @@ pub(super) async fn serve(id: LinkId, link: Link, events: mpsc::Sender<FromNode>
     let (code, level_warn) = match &end {
         LinkEnd::Refused(_) => (code::REFUSED, true),
         LinkEnd::Protocol(_) | LinkEnd::Silent(_) => (code::PROTOCOL, true),
-        LinkEnd::Framing(_) => (code::PROTOCOL, joined),
+        // Once the driver has ended it is this side that closes the links.
+        LinkEnd::Framing(_) => (code::PROTOCOL, joined && !events.is_closed()),
         LinkEnd::Left | LinkEnd::Stopped => (code::CLOSED, false),
     };
     let reason = end.to_string();
