@@ -66,6 +66,44 @@ async fn a_node_that_does_not_fit_is_told_what_differs() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_processes_of_one_name_the_newer_one_serves() -> Result<()> {
+    let mut cluster = Cluster::start(spec()).await?;
+    let client = Client::new();
+    let asks = Ask::mixed(&mut Random::new(6), 8, 60, (1, 60));
+    let known = Known::learn(&client, &cluster.url(), asks).await?;
+    let certs = cluster.dir().join("certs");
+    let name = [
+        "node.id=decode-0".to_owned(),
+        format!("cluster.cert_path={}", certs.join("decode-0.pem").display()),
+        format!("cluster.key_path={}", certs.join("decode-0.key").display()),
+    ];
+    let name: Vec<&str> = name.iter().map(String::as_str).collect();
+    cluster.start_process("twin", "decode-node", &name)?;
+    let line = logged(
+        &mut cluster,
+        "decode-0",
+        &["refuses this node", "started later", "must be unique"],
+    )
+    .await?;
+    eprintln!("{line}");
+    for index in 0..known.all.len() {
+        known.check(&client, &cluster.url(), index).await?;
+    }
+    let joined = |log: String| log.lines().filter(|line| line.contains("joined")).count();
+    assert_eq!(joined(cluster.process("decode-0")?.log()), 1, "the older one came back");
+    assert_eq!(
+        joined(cluster.process("twin")?.log()),
+        1,
+        "the newer one was driven out"
+    );
+    cluster.kill("twin")?;
+    for index in 0..known.all.len() {
+        known.check(&client, &cluster.url(), index).await?;
+    }
+    Ok(())
+}
+
 /// Runs a process that must not start; its one line.
 fn refusal(program: &str, arguments: &[String]) -> Result<String> {
     let mut child = Command::new(binary(program)?)
@@ -97,6 +135,7 @@ fn refusal(program: &str, arguments: &[String]) -> Result<String> {
     Ok(lines[0].to_owned())
 }
 
+#[allow(clippy::too_many_lines, reason = "one list of cases against one cluster")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_start_says_why_in_one_line() -> Result<()> {
     let cluster = Cluster::without_nodes(ClusterSpec { decode: 2, ..spec() })?;

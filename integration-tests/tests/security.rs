@@ -48,6 +48,7 @@ fn address(cluster: &mut Cluster, node: &str) -> Result<SocketAddr> {
     Ok(rest.split_whitespace().next().unwrap_or_default().parse()?)
 }
 
+#[allow(clippy::too_many_lines, reason = "one list of cases against one cluster")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strangers_are_turned_away() -> Result<()> {
     // A third certificate, for one who has the right to be a decode node and nothing else.

@@ -38,7 +38,8 @@ pub struct Hello {
     pub protocol_version: u16,
     /// The node's configured name; equals the name in its certificate.
     pub node: NodeId,
-    /// Random number drawn at process start: tells a restart from a reconnect.
+    /// Number drawn at process start, larger at every later start: tells a restart from a reconnect, and which of two
+    /// processes of one name is the newer.
     pub boot: u64,
     /// What the node does; equals the role in its certificate.
     pub role: Role,

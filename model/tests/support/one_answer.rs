@@ -21,7 +21,7 @@ pub struct Bits {
 }
 
 impl Bits {
-    fn new(sampled: &[SampledToken], prompt_logprobs: &[f32]) -> Self {
+    pub fn new(sampled: &[SampledToken], prompt_logprobs: &[f32]) -> Self {
         let mut numbers: Vec<u32> = prompt_logprobs.iter().map(|x| x.to_bits()).collect();
         for s in sampled {
             numbers.extend([s.position, s.logprob.to_bits(), s.raw_logprob.to_bits()]);

@@ -72,13 +72,7 @@ impl Nodes {
         if hello.address.is_empty() {
             wrong.push("address: is empty, must be the host:port of the node's KV plane".to_owned());
         }
-        // Names are unique among all nodes: KV targets, certificates and metrics use them.
-        if let Some(namesake) = self.nodes.values().find(|other| other.hello.node == hello.node)
-            && namesake.hello.role != hello.role
-        {
-            let role = namesake.hello.role;
-            wrong.push(format!("name: {} is the name of a connected {role} node", hello.node));
-        }
+        wrong.extend(self.namesake(hello));
         // The node that is being replaced by this one does not define what the cluster is.
         let other = self.nodes.values().find(|other| other.hello.node != hello.node);
         if let Some(other) = other {
@@ -89,5 +83,18 @@ impl Nodes {
         } else {
             Err(wrong.join("; "))
         }
+    }
+
+    /// Names are unique among all nodes: KV targets, certificates and metrics use them. A node that starts again replaces
+    /// what is left of its former life; of two that run side by side the newer one stays, or they would replace each
+    /// other for ever.
+    fn namesake(&self, hello: &Hello) -> Option<String> {
+        let namesake = self.nodes.values().find(|other| other.hello.node == hello.node)?;
+        let (node, role) = (&hello.node, namesake.hello.role);
+        if role != hello.role {
+            return Some(format!("name: {node} is the name of a connected {role} node"));
+        }
+        (namesake.hello.boot > hello.boot)
+            .then(|| format!("name: a process {node} that was started later is connected; names must be unique"))
     }
 }

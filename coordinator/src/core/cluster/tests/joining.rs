@@ -113,3 +113,23 @@ fn two_nodes_share_the_work() {
     }
     assert_eq!((bench.on("d0").len(), bench.on("d1").len()), (4, 4));
 }
+
+#[test]
+fn of_two_processes_of_one_name_the_newer_one_stays() {
+    let mut bench = Bench::with_nodes();
+    bench.join(Role::Decode, "d0", 2);
+    let older = hello(Role::Decode, "d0", 1, 100);
+    let peer = PeerName {
+        role: Role::Decode,
+        node: older.node.clone(),
+    };
+    let actions = bench.join_as(peer.clone(), older.clone());
+    let reason = "name: a process d0 that was started later is connected; names must be unique";
+    assert!(
+        matches!(&actions[..], [Action::Refuse { reason: said, .. }] if said == reason),
+        "{actions:?}"
+    );
+    bench.lose("d0");
+    let actions = bench.join_as(peer, older);
+    assert!(matches!(actions[..], [Action::Welcome { .. }]), "{actions:?}");
+}

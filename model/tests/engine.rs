@@ -1,0 +1,119 @@
+//! The runner under the real scheduler, with a pool too small for everybody: what is preempted and computed again gives
+//! the same bits.
+
+mod support;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use engine::engine::Engine;
+use engine::event::EngineEvent;
+use engine::limits::EngineLimits;
+use engine::plan::SequenceId;
+use engine::runner::{NoObserver, Runner};
+use engine::sequence::{OnFinish, SequenceSpec};
+use model::fake::{FakeConfig, FakeModel};
+use protocol::kv::{KvDtype, KvLayout};
+use protocol::sampling::{SampledToken, StopRules};
+use support::one_answer::{Bits, Case, alone, cases};
+use support::{Bench, Setup, tiny_llama};
+
+/// Runs all cases through an engine; returns their bits and how often a sequence was preempted.
+fn scheduled<R: Runner>(runner: &mut R, limits: EngineLimits, cases: &[Case], outputs: usize) -> (Vec<Bits>, usize) {
+    let mut engine = Engine::new(limits).unwrap();
+    let mut order: Vec<SequenceId> = Vec::new();
+    for case in cases {
+        let spec = SequenceSpec {
+            token_ids: case.prompt.clone(),
+            prompt_len: case.prompt.len(),
+            sampling: Arc::new(case.params.clone()),
+            stop: StopRules {
+                max_tokens: outputs as u32,
+                eos_token_ids: Vec::new(),
+                ignore_eos: true,
+                stop_token_ids: Vec::new(),
+            },
+            prompt_logprobs: case.prompt_logprobs,
+            on_finish: OnFinish::Release,
+            first_only: false,
+        };
+        order.push(engine.add(spec).unwrap());
+    }
+    let mut results: HashMap<SequenceId, (Vec<SampledToken>, Vec<f32>)> = HashMap::new();
+    let (mut events, mut preempted) = (Vec::new(), 0);
+    while let Some(plan) = engine.plan() {
+        let out = runner.execute(plan, &mut NoObserver).unwrap();
+        engine.apply(&out, &mut events).unwrap();
+        engine.check_invariants().unwrap();
+        for event in events.drain(..) {
+            match event {
+                EngineEvent::Token {
+                    id,
+                    token,
+                    prompt_logprobs,
+                    ..
+                } => {
+                    let entry = results.entry(id).or_default();
+                    entry.0.push(token);
+                    entry.1.extend(prompt_logprobs.unwrap_or_default());
+                }
+                EngineEvent::Preempted { .. } => preempted += 1,
+                EngineEvent::Failed { message, .. } => panic!("{message}"),
+            }
+        }
+    }
+    (
+        order
+            .iter()
+            .map(|id| Bits::new(&results[id].0, &results[id].1))
+            .collect(),
+        preempted,
+    )
+}
+
+fn check<R: Runner>(make: impl Fn() -> R, total_blocks: usize) {
+    let (outputs, block_tokens) = (40, 16);
+    let cases = cases(16, 120, 500);
+    let expected = alone(&mut Bench::new(make(), block_tokens, total_blocks), &cases, outputs);
+    let roomy = EngineLimits {
+        total_blocks,
+        block_tokens,
+        max_num_seqs: 16,
+        max_batch_tokens: 96,
+        prefill_chunk_tokens: 40,
+        max_seq_len: 512,
+    };
+    let (found, _) = scheduled(&mut make(), roomy, &cases, outputs);
+    assert_eq!(found, expected);
+    let tight = EngineLimits {
+        total_blocks: 14,
+        max_batch_tokens: 50,
+        ..roomy
+    };
+    let (found, preempted) = scheduled(&mut make(), tight, &cases, outputs);
+    eprintln!("{preempted} preemptions");
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn tiny_llama_under_the_engine() {
+    check(|| Setup::quantised().load(&tiny_llama()).runner, 512);
+}
+
+#[test]
+fn the_fake_under_the_engine() {
+    let config = FakeConfig {
+        layout: KvLayout {
+            num_layers: 2,
+            num_kv_heads: 1,
+            head_dim: 4,
+            block_tokens: 16,
+            dtype: KvDtype::F16,
+        },
+        total_blocks: 512,
+        vocab_size: 512,
+        max_position_embeddings: 512,
+        seed: 1,
+    };
+    check(|| FakeModel::new(&config).unwrap().runner, 512);
+}
