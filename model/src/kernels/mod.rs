@@ -4,7 +4,7 @@
 //! * **Fixed order.** The bits of an output element depend on its own inputs alone: not on how many rows share the
 //!   call, which rows they are, how a prompt is cut in chunks, or how many threads work. Sums run in an order fixed
 //!   by the shape; nothing is chosen by batch size unless the variants agree bit for bit.
-//! * **One source, several instruction sets.** A kernel is written once over 16 lanes ([`lanes`]) and compiled for
+//! * **One source, several instruction sets.** A kernel is written once over 16 lanes (module `lanes`) and compiled for
 //!   AVX-512, AVX2 and plain Rust. Every lane operation is exact or a single IEEE operation (fused multiply-add
 //!   included), so the levels agree bit for bit.
 //!
