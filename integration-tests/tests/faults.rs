@@ -27,7 +27,13 @@ async fn thousands_of_clients_that_go_away_leave_nothing_behind() -> Result<()> 
     idle_within(&cluster, 2, IDLE_WITHIN).await?;
     let before = Vitals::of(&cluster).await?;
     for seed in 0..3 {
-        a_thousand_go_away(&cluster, &client, seed).await?;
+        // Those who stay must not see anything of those who go: no foreign bytes, no lost tokens.
+        let load = known.load(&client, &cluster.url(), 4);
+        let seen = a_thousand_go_away(&cluster, &client, seed).await?;
+        let tally = load.stop().await?;
+        let settled = idle_within(&cluster, 2, IDLE_WITHIN).await?;
+        eprintln!("dropped {seen}; those who stayed: {tally}; idle after {settled:?}");
+        tally.all_exact()?;
         assert_eq!(Vitals::of(&cluster).await?, before);
         for index in 0..8 {
             known.check(&client, &cluster.url(), index).await?;
@@ -36,7 +42,7 @@ async fn thousands_of_clients_that_go_away_leave_nothing_behind() -> Result<()> 
     Ok(())
 }
 
-async fn a_thousand_go_away(cluster: &Cluster, client: &Client, seed: u64) -> Result<()> {
+async fn a_thousand_go_away(cluster: &Cluster, client: &Client, seed: u64) -> Result<String> {
     let mut random = Random::new(seed);
     let mut asks = Vec::new();
     for i in 0..1000 {
@@ -54,10 +60,8 @@ async fn a_thousand_go_away(cluster: &Cluster, client: &Client, seed: u64) -> Re
             () = pause(20) => reached.extend(states(cluster).await?.into_keys()),
         }
     };
-    let settled = idle_within(cluster, 2, IDLE_WITHIN).await?;
     let count = |what| seen.iter().filter(|seen| **seen == what).count();
     let (nothing, part, all) = (count(Seen::Nothing), count(Seen::Part), count(Seen::Everything));
-    eprintln!("dropped unseen {nothing}, in part {part}, too late {all}; states {reached:?}; idle after {settled:?}");
     ensure!(nothing > 200 && part > 50, "the storm hit nothing");
     let failed: Vec<_> = seen.iter().filter(|seen| matches!(seen, Seen::Failed(_))).collect();
     ensure!(
@@ -68,7 +72,9 @@ async fn a_thousand_go_away(cluster: &Cluster, client: &Client, seed: u64) -> Re
     );
     let has = |state: &&str| reached.contains(*state);
     ensure!(["queued", "prefilling", "decoding"].iter().all(has), "{reached:?}");
-    Ok(())
+    Ok(format!(
+        "unseen {nothing}, in part {part}, too late {all}, states {reached:?}"
+    ))
 }
 
 /// Kills `victims` under load and starts them again, `rounds` times; every answer must be honest. Prints recovery times.
