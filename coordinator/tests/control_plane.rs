@@ -214,7 +214,7 @@ async fn a_client_too_far_behind_loses_its_request() {
     }
     d.cancelled().await;
     let (text, end) = finish(&mut stream).await;
-    assert_eq!((text.as_str(), kind(&end)), ("ab", ServeErrorKind::Cancelled));
+    assert_eq!((text.as_str(), kind(&end)), ("abb", ServeErrorKind::Cancelled));
 }
 
 #[tokio::test]

@@ -88,6 +88,8 @@ fn check<R: Runner>(make: impl Fn() -> R, total_blocks: usize) {
     let tight = EngineLimits {
         total_blocks: 14,
         max_batch_tokens: 50,
+        // As much as the pool holds; the longest case is shorter.
+        max_seq_len: 14 * block_tokens,
         ..roomy
     };
     let (found, preempted) = scheduled(&mut make(), tight, &cases, outputs);
