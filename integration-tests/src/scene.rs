@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use runtime::clock::Clock;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 use crate::cluster::{Cluster, ClusterSpec, metric};
@@ -54,23 +54,29 @@ impl Shared {
     }
 }
 
-/// A copy of the tiny checkpoint for sequences of up to `positions` tokens: requests to it can be as long as a test needs.
+/// A copy of the tiny checkpoint for sequences of up to `positions` tokens, without an end token: answers are as long as a
+/// test asks for, on every path.
 pub fn stretched_tiny_model(positions: usize) -> Result<TempDir> {
     let copy = TempDir::new()?;
     for entry in std::fs::read_dir(tiny_model())? {
         let entry = entry?;
         std::fs::copy(entry.path(), copy.path().join(entry.file_name()))?;
     }
-    let path = copy.path().join("config.json");
-    let mut config: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
-    ensure!(
-        config["max_position_embeddings"].is_u64(),
-        "{}: no max_position_embeddings",
-        path.display()
-    );
-    config["max_position_embeddings"] = json!(positions);
-    std::fs::write(&path, serde_json::to_vec(&config)?)?;
+    change_json(&copy.path().join("config.json"), |config| {
+        let stretched = config.insert("max_position_embeddings".to_owned(), json!(positions));
+        stretched.is_some() && config.remove("eos_token_id").is_some()
+    })?;
+    change_json(&copy.path().join("tokenizer_config.json"), |config| {
+        config.remove("eos_token").is_some()
+    })?;
     Ok(copy)
+}
+
+/// Changes an object in a file; `change` says whether it found what it changes.
+fn change_json(path: &Path, change: impl FnOnce(&mut Map<String, Value>) -> bool) -> Result<()> {
+    let mut object: Map<String, Value> = serde_json::from_slice(&std::fs::read(path)?)?;
+    ensure!(change(&mut object), "{} is not as expected", path.display());
+    Ok(std::fs::write(path, serde_json::to_vec(&object)?)?)
 }
 
 /// Lets time pass.
