@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use integration_tests::cluster::Cluster;
+use integration_tests::cluster::{Cluster, metric};
 use integration_tests::trial::{IDLE_WITHIN, WORKERS, begin_with, pause, spec};
 use integration_tests::vitals::idle_within;
 use runtime::clock::Clock;
@@ -55,6 +55,23 @@ async fn a_node_that_is_told_to_stop_finishes_what_runs() -> Result<()> {
     cluster.start_node("decode", 0)?;
     cluster.ready().await?;
     known.check(&client, &cluster.url(), 0).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_node_cannot_finish_in_time_goes_on_elsewhere() -> Result<()> {
+    let spec = spec(1, 2).set("node.drain_timeout_ms=50");
+    let (mut cluster, client, known) = begin_with(spec, 34, 20, (250, 400)).await?;
+    let load = known.load(&client, &cluster.url(), WORKERS);
+    pause(1000).await;
+    eprintln!("decode-0 stopped within {:?}", stop(&mut cluster, "decode-0")?);
+    pause(500).await;
+    let tally = load.stop().await?;
+    let page = cluster.metrics().await?;
+    let moved = metric(&page, "baton_request_migrations_total", &["cause=\"node_lost\""]);
+    eprintln!("a node stopped before its jobs ended: {tally}; moved {moved:?}");
+    tally.all_exact()?;
+    ensure!(moved > Some(0.0), "it had nothing to give away: {moved:?}");
+    idle_within(&cluster, 2, IDLE_WITHIN).await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

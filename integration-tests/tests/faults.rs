@@ -23,9 +23,12 @@ async fn thousands_of_clients_that_go_away_leave_nothing_behind() -> Result<()> 
     let spec = spec(1, 1)
         .set("engine.kv_pool_tokens=8192")
         .set("engine.max_num_seqs=16");
-    let (cluster, client, known) = begin(spec, 1).await?;
+    let (mut cluster, client, known) = begin(spec, 1).await?;
     idle_within(&cluster, 2, IDLE_WITHIN).await?;
     let before = Vitals::of(&cluster).await?;
+    let coordinator = cluster.process("coordinator")?.pid();
+    let files = || anyhow::Ok(std::fs::read_dir(format!("/proc/{coordinator}/fd"))?.count());
+    let files_before = files()?;
     for seed in 0..3 {
         // Those who stay must not see anything of those who go: no foreign bytes, no lost tokens.
         let load = known.load(&client, &cluster.url(), 4);
@@ -39,6 +42,11 @@ async fn thousands_of_clients_that_go_away_leave_nothing_behind() -> Result<()> 
             known.check(&client, &cluster.url(), index).await?;
         }
     }
+    let files_after = files()?;
+    ensure!(
+        files_after < files_before + 100,
+        "{files_before} open files before, {files_after} afterwards"
+    );
     Ok(())
 }
 
@@ -121,7 +129,7 @@ async fn kill_and_restart(spec: ClusterSpec, victims: &[(&str, usize)], rounds: 
         open.iter().all(|open| *open >= WORKERS / 2),
         "no load when it was killed: {open:?}"
     );
-    ensure!(tally.slowest() < HANGS_AFTER && tally.exact() > 100);
+    ensure!(tally.slowest() < HANGS_AFTER && tally.exact() > 30);
     Ok(cluster)
 }
 
@@ -260,7 +268,7 @@ async fn no_state_outlasts_its_deadline_when_nobody_notices_the_loss() -> Result
     for (state, _, millis) in limits {
         let age = seen.get(state).copied().unwrap_or(0.0);
         // Gauges are set every 100 ms; every token gives a decoding request its time again.
-        let more = if state == "decoding" { 5.0 } else { 0.4 };
+        let more = if state == "decoding" { 5.0 } else { 1.0 };
         ensure!(
             age < f64::from(millis) / 1000.0 + more,
             "a request was {state} for {age} s"
