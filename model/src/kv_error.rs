@@ -33,7 +33,7 @@ pub enum KvError {
         /// Layers of the pool.
         total: u32,
     },
-    /// A block range outside of what a [`KvWriter`] owns.
+    /// A block range outside of what a [`KvWriter`](crate::kv_pool::KvWriter) owns.
     #[error("block indices {start}..{end} are outside of the reservation's {owned} blocks")]
     OutsideReservation {
         /// First index.

@@ -87,7 +87,7 @@ impl<C, R> Inbox<C, R> {
         self.shared.arrived.notify_one();
     }
 
-    /// No further commands; the taker sees [`Taken::closed`] once it has taken what is there.
+    /// No further commands; the taker is told that the queue is closed once it has taken what is there.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.shared.arrived.notify_one();

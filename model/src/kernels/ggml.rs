@@ -180,7 +180,7 @@ fn by_candle(ggml_type: GgmlType, bytes: &[u8], out: &mut [f32]) -> Result<(), K
     Ok(())
 }
 
-/// Row `row` of a matrix [..][k] as f32: an embedding lookup.
+/// Row `row` of a matrix `[..][k]` as f32: an embedding lookup.
 ///
 /// # Errors
 /// If the row lies outside of `bytes`, `out` is not `k` long, or the type cannot be read.
