@@ -55,7 +55,7 @@ fn too_many_requests_are_429_and_told_when_to_come_back() -> Result<()> {
 #[test]
 fn without_a_node_it_is_503_until_one_is_back() -> Result<()> {
     // A node that was here a moment ago is waited for, as long as for any other place.
-    let mut scene = Scene::tiny(&["coordinator.queue_timeout_ms=500"])?;
+    let mut scene = Scene::tiny(&["coordinator.queue_timeout_ms=1000"])?;
     let status = scene.cluster.terminate("decode-0", Duration::from_secs(20))?;
     ensure!(status.success(), "{status}");
     scene.until("the coordinator knows", || Ok(scene.get("/health")?.status == 503))?;
