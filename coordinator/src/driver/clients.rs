@@ -2,7 +2,8 @@
 //!
 //! A client is given up, and its request cancelled, when it is gone; when its queue is full, that is, when it is
 //! `stream_buffer_tokens` events behind; or when events wait for it and it has taken none for
-//! `client_stall_timeout_ms`.
+//! `client_stall_timeout_ms`. Only time in which this process ran counts: after a long pause of its own (a stopped or
+//! starved process) the HTTP side gets its chance to take what waits before anybody is given up.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -19,13 +20,16 @@ const BEHIND: &str = "the client does not keep up with its events";
 /// The reason of a cancel whose client has stopped reading.
 const STALLED: &str = "the client has stopped reading";
 
+/// Longest time between two looks that counts as a client's silence; looks are taken more often.
+const LONGEST_LOOK: Duration = Duration::from_millis(250);
+
 struct Client {
     events: mpsc::Sender<ClientEvent>,
     sent: u64,
     /// Events taken at the last look.
     taken: u64,
-    /// When the last event was taken, or there was none to take.
-    progress: Instant,
+    /// For how long events have waited for it and it has taken none.
+    silence: Duration,
 }
 
 impl Client {
@@ -37,24 +41,27 @@ impl Client {
 pub(super) struct Clients {
     open: HashMap<RequestId, Client>,
     stall_timeout: Duration,
+    /// When clients were last looked at.
+    looked: Instant,
 }
 
 impl Clients {
-    pub(super) fn new(stall_timeout: Duration) -> Self {
+    pub(super) fn new(now: Instant, stall_timeout: Duration) -> Self {
         Self {
             open: HashMap::new(),
             stall_timeout,
+            looked: now,
         }
     }
 
-    pub(super) fn add(&mut self, now: Instant, id: RequestId, events: mpsc::Sender<ClientEvent>) {
+    pub(super) fn add(&mut self, id: RequestId, events: mpsc::Sender<ClientEvent>) {
         self.open.insert(
             id,
             Client {
                 events,
                 sent: 0,
                 taken: 0,
-                progress: now,
+                silence: Duration::ZERO,
             },
         );
     }
@@ -90,6 +97,8 @@ impl Clients {
     /// Looks for clients to give up, with the reasons.
     pub(super) fn sweep(&mut self, now: Instant) -> Vec<(RequestId, &'static str)> {
         let mut given_up = Vec::new();
+        let passed = now.saturating_duration_since(self.looked).min(LONGEST_LOOK);
+        self.looked = now;
         for (id, client) in &mut self.open {
             if client.events.is_closed() {
                 given_up.push((*id, GONE));
@@ -99,8 +108,11 @@ impl Clients {
             let taken = client.sent - waiting;
             if waiting == 0 || taken != client.taken {
                 client.taken = taken;
-                client.progress = now;
-            } else if now.saturating_duration_since(client.progress) >= self.stall_timeout {
+                client.silence = Duration::ZERO;
+                continue;
+            }
+            client.silence += passed;
+            if client.silence >= self.stall_timeout {
                 given_up.push((*id, STALLED));
             }
         }
@@ -132,8 +144,8 @@ mod tests {
     fn start(capacity: usize) -> (Clients, mpsc::Receiver<ClientEvent>, Instant) {
         let now = origin();
         let (events, receiver) = mpsc::channel(capacity);
-        let mut clients = Clients::new(STALL);
-        clients.add(now, ID, events);
+        let mut clients = Clients::new(now, STALL);
+        clients.add(ID, events);
         (clients, receiver, now)
     }
 
@@ -149,18 +161,42 @@ mod tests {
         assert_eq!(got, [event(), event(), end()]);
     }
 
+    /// Looks often until `time` has passed; says who was given up.
+    fn watch(clients: &mut Clients, now: &mut Instant, time: Duration) -> Vec<(RequestId, &'static str)> {
+        let (look, mut given_up) = (Duration::from_millis(100), Vec::new());
+        for _ in 0..time.as_millis() / look.as_millis() {
+            *now += look;
+            given_up.extend(clients.sweep(*now));
+        }
+        given_up
+    }
+
     #[test]
     fn a_client_that_takes_nothing_is_given_up_after_the_timeout_and_not_before() {
-        let (mut clients, mut receiver, now) = start(9);
-        assert_eq!(clients.sweep(now + STALL * 9), []);
-        let begin = now + STALL * 9;
+        let (mut clients, mut receiver, mut now) = start(9);
+        assert_eq!(watch(&mut clients, &mut now, STALL * 2), [], "there is nothing to take");
         clients.deliver(ID, event()).expect("room");
         clients.deliver(ID, event()).expect("room");
-        assert_eq!(clients.sweep(begin + STALL / 2), []);
+        assert_eq!(watch(&mut clients, &mut now, STALL / 2), []);
         receiver.try_recv().expect("an event");
-        assert_eq!(clients.sweep(begin + STALL), [], "it has taken one");
-        assert_eq!(clients.sweep(begin + STALL + STALL / 2), []);
-        assert_eq!(clients.sweep(begin + STALL * 2), [(ID, STALLED)]);
+        assert_eq!(watch(&mut clients, &mut now, STALL), [], "it has taken one");
+        let look = Duration::from_millis(100);
+        assert_eq!(watch(&mut clients, &mut now, look), [(ID, STALLED)]);
+    }
+
+    #[test]
+    fn a_pause_of_this_process_is_no_silence_of_its_clients() {
+        let (mut clients, mut receiver, mut now) = start(9);
+        clients.deliver(ID, event()).expect("room");
+        now += STALL * 3;
+        assert_eq!(clients.sweep(now), [], "nobody could take it");
+        receiver.try_recv().expect("an event");
+        clients.deliver(ID, event()).expect("room");
+        now += STALL * 3;
+        assert_eq!(clients.sweep(now), []);
+        assert_eq!(watch(&mut clients, &mut now, STALL - LONGEST_LOOK), []);
+        let given_up = watch(&mut clients, &mut now, LONGEST_LOOK * 2);
+        assert_eq!(given_up.first(), Some(&(ID, STALLED)));
     }
 
     #[test]

@@ -122,7 +122,7 @@ impl Driver {
             links: HashMap::new(),
             at_the_door: HashMap::new(),
             jobs: HashMap::new(),
-            clients: Clients::new(settings.client_stall_timeout),
+            clients: Clients::new(clock.now(), settings.client_stall_timeout),
             facts: VecDeque::new(),
             actions: Vec::new(),
             gauges: Gauges::default(),
@@ -245,7 +245,7 @@ impl Driver {
         let id = request.id;
         let admitted = self.core.submit(now, request, matcher, &mut self.actions);
         match &admitted {
-            Ok(()) => self.clients.add(now, id, events),
+            Ok(()) => self.clients.add(id, events),
             Err(error) => telemetry::failed(id, error),
         }
         if reply.send(admitted).is_err() {
