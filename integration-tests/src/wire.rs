@@ -108,6 +108,14 @@ impl Wire {
         &self.stream
     }
 
+    /// True if the server has said something, or has closed.
+    pub fn has_answer(&self) -> Result<bool> {
+        self.stream.set_nonblocking(true)?;
+        let peeked = self.stream.peek(&mut [0]);
+        self.stream.set_nonblocking(false)?;
+        Ok(!matches!(peeked, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock))
+    }
+
     /// Sends bytes as they are.
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) -> Result<()> {
         Ok(self.stream.write_all(bytes.as_ref())?)

@@ -74,6 +74,7 @@ fn a_client_that_stops_reading_is_given_up() -> Result<()> {
         after - before
     );
     // What was on its way arrives, and then an end that does not look like one.
+    socket2::SockRef::from(wire.stream()).set_recv_buffer_size(4 << 20)?;
     let rest = wire.rest()?;
     ensure!(rest.starts_with(b"HTTP/1.1 200 OK"));
     ensure!(!rest.ends_with(b"0\r\n\r\n"), "the stream must not look complete");
@@ -124,7 +125,7 @@ fn bodies_that_do_not_arrive_are_408() -> Result<()> {
     let mut wire = scene.wire()?;
     wire.send("POST /generate HTTP/1.1\r\nhost: t\r\ncontent-length: 1000\r\n\r\n")?;
     let mut sent = 0;
-    while sent < 999 && wire.send_if_open(b"x") {
+    while sent < 999 && !wire.has_answer()? && wire.send_if_open(b"x") {
         sent += 1;
         pause(Duration::from_millis(10));
     }
@@ -132,6 +133,7 @@ fn bodies_that_do_not_arrive_are_408() -> Result<()> {
         sent < 999,
         "a client that takes ten seconds for its body was waited for"
     );
+    error_message("/generate", &wire.answer()?, 408, "validation")?;
     scene.close()
 }
 
