@@ -30,8 +30,9 @@ section! {
         model_name: String = String::new(), Kind::Text(Text::Any);
         /// Further names under which clients may ask for the model.
         model_aliases: Vec<String> = Vec::new(), Kind::List { item: Text::NonEmpty, min_items: 0 };
-        /// What the weights are multiplied in.
-        compute: Compute = Compute::Quantised, Kind::Choice(&["quantised", "float32"]);
+        /// How weights are multiplied. "quantised": as they are in the file, with activations rounded to int8; "precise": the
+        /// same with activations of about 15 bits, at twice the arithmetic; "float32": all weights become float32.
+        compute: Compute = Compute::Quantised, Kind::Choice(&["quantised", "precise", "float32"]);
         /// Element type of the KV cache.
         kv_dtype: KvDtypeConfig = KvDtypeConfig::F16, Kind::Choice(&["f16", "f32"]);
     }

@@ -11,6 +11,9 @@ pub enum Compute {
     /// As stored: 4 and 8 bit weights against 8 bit activations, everything else as float32.
     #[default]
     Quantised,
+    /// As stored, against activations of about 15 bits (two int8 passes): about the reference's answers at twice the
+    /// arithmetic.
+    Precise,
     /// Everything widened to float32: slower, closest to the reference.
     Float32,
 }

@@ -140,6 +140,7 @@ fn main() -> Result<()> {
     let (batch, context) = (number(3, 16)?, number(4, 480)?);
     let compute = match args.get(5).map(String::as_str) {
         None | Some("quantised") => Compute::Quantised,
+        Some("precise") => Compute::Precise,
         Some("float32") => Compute::Float32,
         Some(other) => bail!("compute is {other:?}; quantised or float32 would be right"),
     };

@@ -14,6 +14,10 @@ use crate::kv_pool::{KvError, KvPool};
 use crate::runner::ModelRunner;
 use crate::weights::{WeightError, WeightLoader};
 
+/// Generation of the arithmetic: goes up when a change of the kernels changes bits, so that nodes of different versions do
+/// not serve one request together.
+const ARITHMETIC: u32 = 2;
+
 /// A model in memory, ready to compute steps.
 pub struct LoadedModel {
     /// Executes plans; owned by the compute thread.
@@ -94,6 +98,7 @@ pub fn load_with(
     let arch = ArchConfig::read(files).map_err(|source| LoadError::Arch { path: path(), source })?;
     let (mode, compute) = match model.compute {
         Compute::Quantised => (LinearMode::Quantised, "quantised"),
+        Compute::Precise => (LinearMode::Precise, "precise"),
         Compute::Float32 => (LinearMode::Float32, "float32"),
     };
     let dtype = match model.kv_dtype {
@@ -111,7 +116,7 @@ pub fn load_with(
         layout,
         engine.kv_pool_tokens / engine.kv_block_tokens.max(1),
     )?);
-    let numerics = format!("{compute}/{}/{}", cpu.level().as_str(), dtype.as_str());
+    let numerics = format!("{compute}-{ARITHMETIC}/{}/{}", cpu.level().as_str(), dtype.as_str());
     let positions = max_seq_len.min(arch.max_positions);
     let (name, vocab_size, max_positions) = (arch.name.clone(), arch.vocab_size, arch.max_positions);
 

@@ -9,7 +9,7 @@ use thiserror::Error;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::kernels::{GgmlType, KernelError, Linear, LinearMode, dequantise, embedding_row};
-use crate::tensor_names::{Naming, Tensor};
+use crate::tensor_names::{Naming, Part, Tensor};
 
 mod indexed;
 
@@ -194,9 +194,20 @@ impl<'a> WeightLoader<'a> {
         Ok(out)
     }
 
+    /// How a matrix is multiplied. What the head rounds goes into the logits directly, and what query and key round goes
+    /// through an exponential: there precision is worth most. Together they are a sixth of a layer's arithmetic and the
+    /// head, which works on the few rows that need logits.
+    fn mode_of(&self, tensor: Tensor) -> LinearMode {
+        match (self.mode, tensor) {
+            (LinearMode::Quantised, Tensor::Head) => LinearMode::Precise,
+            (LinearMode::Quantised, Tensor::Weight(_, Part::Query | Part::Key | Part::Value)) => LinearMode::Precise,
+            (mode, _) => mode,
+        }
+    }
+
     /// A matrix of `n` outputs and `k` inputs, packed.
     pub(crate) fn matrix(&mut self, tensor: Tensor, n: usize, k: usize) -> Result<Linear, WeightError> {
-        let mode = self.mode;
+        let mode = self.mode_of(tensor);
         let (name, view) = self.take(tensor, &[n, k])?;
         Linear::from_ggml(view.kind, n, k, view.bytes, mode).map_err(|source| WeightError::Kernel { name, source })
     }
@@ -208,7 +219,7 @@ impl<'a> WeightLoader<'a> {
         hidden: usize,
         tied: bool,
     ) -> Result<(Embedding, Option<Linear>), WeightError> {
-        let mode = self.mode;
+        let mode = self.mode_of(Tensor::Head);
         let (name, view) = self.take(Tensor::Embedding, &[vocab, hidden])?;
         let packed = tied
             .then(|| Linear::from_ggml(view.kind, vocab, hidden, view.bytes, mode))

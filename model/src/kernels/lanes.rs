@@ -113,8 +113,6 @@ pub(super) trait IntLanes: Lanes {
     /// # Safety
     /// `p` must be good for reading 64 bytes and aligned to 64.
     unsafe fn load_bytes(p: *const u8) -> Self::Bytes;
-    /// Any bytes.
-    fn no_bytes() -> Self::Bytes;
     fn low_nibbles(b: Self::Bytes) -> Self::Bytes;
     fn high_nibbles(b: Self::Bytes) -> Self::Bytes;
     fn int_zero() -> Self::Int;
@@ -219,10 +217,6 @@ impl IntLanes for Portable {
     unsafe fn load_bytes(p: *const u8) -> [u8; 64] {
         // SAFETY: the caller vouches for 64 bytes.
         unsafe { p.cast::<[u8; 64]>().read() }
-    }
-    #[inline(always)]
-    fn no_bytes() -> [u8; 64] {
-        [0; 64]
     }
     #[inline(always)]
     fn low_nibbles(b: [u8; 64]) -> [u8; 64] {

@@ -13,15 +13,17 @@ use super::cpu::Cpu;
 use super::dispatch::{self, IntKernel, Kernel};
 use super::gemm::Product;
 use super::ggml::GgmlType;
-use super::int_gemm::{GROUP, Int8Block, IntProduct, Q4Weights, Q8Weights, Weights, block_index};
+use super::int_gemm::{GROUP, Int8Block, IntProduct, Q4Weights, Q8Weights, Weights, quantise_row};
 use super::lanes::{IntLanes, LANES, Lanes};
 use super::pack::{BLOCK, Line, Packed, pack_dequantised, pack_f32, pack_q4, pack_q8};
 
 /// How a quantised matrix is multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinearMode {
-    /// Q4_0, Q4_1 and Q8_0 stay as they are and meet int8 activations; other types become f32.
+    /// Quantised weights stay as they are and meet int8 activations.
     Quantised,
+    /// The same with activations of about 15 bits: twice the arithmetic, close to what exact activations give.
+    Precise,
     /// All weights become f32.
     Float32,
 }
@@ -39,6 +41,8 @@ pub struct Linear {
     n: usize,
     k: usize,
     packed: Packed,
+    /// Int8 blocks for each block of activations.
+    passes: usize,
 }
 
 impl Linear {
@@ -53,7 +57,12 @@ impl Linear {
             out.copy_from_slice(&weights[i * k..(i + 1) * k]);
             Ok(())
         })?;
-        Ok(Self { n, k, packed })
+        Ok(Self {
+            n,
+            k,
+            packed,
+            passes: 1,
+        })
     }
 
     /// Packs the bytes of a ggml tensor, `n` rows of `k`.
@@ -72,12 +81,14 @@ impl Linear {
         let bytes = ggml_type.row_bytes(k)?.saturating_mul(n);
         KernelError::check("bytes of a weight tensor", bytes, data.len())?;
         let packed = match (mode, ggml_type) {
-            (LinearMode::Quantised, GgmlType::Q4_0) => pack_q4(n, k, data, false),
-            (LinearMode::Quantised, GgmlType::Q4_1) => pack_q4(n, k, data, true),
-            (LinearMode::Quantised, GgmlType::Q8_0) => pack_q8(n, k, data),
+            (LinearMode::Float32, _) => pack_dequantised(ggml_type, n, k, data),
+            (_, GgmlType::Q4_0) => pack_q4(n, k, data, false),
+            (_, GgmlType::Q4_1) => pack_q4(n, k, data, true),
+            (_, GgmlType::Q8_0) => pack_q8(n, k, data),
             _ => pack_dequantised(ggml_type, n, k, data),
         }?;
-        Ok(Self { n, k, packed })
+        let passes = if mode == LinearMode::Precise { 2 } else { 1 };
+        Ok(Self { n, k, packed, passes })
     }
 
     /// Output features.
@@ -132,7 +143,7 @@ fn check_dimensions(n: usize, k: usize) -> Result<(), KernelError> {
 /// Gives the same bits as one [`Linear::forward`] for each.
 ///
 /// # Errors
-/// If a slice has the wrong length.
+/// If a slice has the wrong length, or quantised matrices want activations of different precision.
 pub fn forward_many(
     cpu: &Cpu,
     products: &mut [(&Linear, &mut [f32])],
@@ -147,11 +158,15 @@ pub fn forward_many(
     if m == 0 {
         return Ok(());
     }
-    if products
+    let mut quantised = products
         .iter()
-        .any(|(linear, _)| !matches!(linear.packed, Packed::F32(_)))
-    {
-        quantise(cpu, x, m, &mut scratch.activations);
+        .filter(|(linear, _)| !matches!(linear.packed, Packed::F32(_)))
+        .map(|(linear, _)| linear.passes);
+    if let Some(passes) = quantised.next() {
+        if let Some(other) = quantised.find(|&other| other != passes) {
+            KernelError::check("passes of a matrix that shares its input with others", passes, other)?;
+        }
+        quantise(cpu, x, m, passes, &mut scratch.activations);
     }
     for (linear, y) in products {
         let y = Output(y.as_mut_ptr());
@@ -270,7 +285,7 @@ impl<S: IntLanes, W: Weights> Tiles<S> for Quants<W> {
     unsafe fn product(&self, part: &Part<'_>, y: (*mut f32, usize), tiles: Range<usize>, rows: Range<usize>) {
         let blocks = part.linear.k / BLOCK;
         assert!(
-            part.blocks.len() >= rows.end.next_multiple_of(GROUP) * blocks,
+            part.blocks.len() >= rows.end.next_multiple_of(GROUP) * blocks * part.linear.passes,
             "all rows were rounded to int8"
         );
         let product = IntProduct {
@@ -278,6 +293,7 @@ impl<S: IntLanes, W: Weights> Tiles<S> for Quants<W> {
             tile: tiles.start,
             blocks,
             x: part.blocks.as_ptr(),
+            passes: part.linear.passes,
             row: rows.start,
             y: y.0,
             y_row: y.1,
@@ -314,28 +330,26 @@ impl IntKernel for Part<'_> {
 }
 
 /// Rounds `m` rows to int8 blocks.
-fn quantise(cpu: &Cpu, x: &[f32], m: usize, out: &mut Vec<Int8Block>) {
+fn quantise(cpu: &Cpu, x: &[f32], m: usize, passes: usize, out: &mut Vec<Int8Block>) {
     struct Quantise<'a> {
         x: &'a [f32],
-        blocks: usize,
+        k: usize,
+        passes: usize,
         out: &'a mut [Int8Block],
     }
     impl Kernel for Quantise<'_> {
         type Output = ();
         #[inline(always)]
         fn run<S: Lanes>(self) {
-            let (x, _) = self.x.as_chunks::<BLOCK>();
-            for (row, x) in x.chunks_exact(self.blocks).enumerate() {
-                for (block, x) in x.iter().enumerate() {
-                    self.out[block_index(row, block, self.blocks)] = Int8Block::new(x);
-                }
+            for (row, x) in self.x.chunks_exact(self.k).enumerate() {
+                quantise_row(x, row, self.passes, self.out);
             }
         }
     }
-    let blocks = x.len() / m / BLOCK;
-    let len = m.next_multiple_of(GROUP) * blocks;
+    let k = x.len() / m;
+    let len = m.next_multiple_of(GROUP) * (k / BLOCK) * passes;
     if out.len() < len {
         out.resize(len, Int8Block::ZERO);
     }
-    dispatch::run(cpu, Quantise { x, blocks, out });
+    dispatch::run(cpu, Quantise { x, k, passes, out });
 }

@@ -156,10 +156,6 @@ impl IntLanes for Avx512 {
         instructions!(_mm512_load_si512(p.cast()))
     }
     #[inline(always)]
-    fn no_bytes() -> __m512i {
-        Self::int_zero()
-    }
-    #[inline(always)]
     fn low_nibbles(b: __m512i) -> __m512i {
         instructions!(_mm512_and_si512(b, _mm512_set1_epi8(15)))
     }
@@ -338,10 +334,6 @@ impl IntLanes for Avx2 {
     #[inline(always)]
     unsafe fn load_bytes(p: *const u8) -> [__m256i; 2] {
         instructions!([_mm256_load_si256(p.cast()), _mm256_load_si256(p.add(32).cast())])
-    }
-    #[inline(always)]
-    fn no_bytes() -> [__m256i; 2] {
-        Self::int_zero()
     }
     #[inline(always)]
     fn low_nibbles(b: [__m256i; 2]) -> [__m256i; 2] {

@@ -25,6 +25,7 @@ fn describe(state: &HttpState) -> Value {
     let model = &state.model;
     let dtype = match model.compute {
         config::Compute::Quantised => "quantised",
+        config::Compute::Precise => "precise",
         config::Compute::Float32 => "float32",
     };
     let device = "cpu";

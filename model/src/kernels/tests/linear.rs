@@ -22,17 +22,21 @@ fn tensor(ggml_type: GgmlType, n: usize, k: usize, numbers: &mut Numbers) -> Vec
     bytes
 }
 
+/// 16 activations as the kernels round them: scale and integers.
+fn rounded(x: &[f32]) -> (f32, Vec<i32>) {
+    let largest = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+    let (d, inverse) = if largest < 1e-30 {
+        (0.0, 0.0)
+    } else {
+        (largest / 127.0, 127.0 / largest)
+    };
+    (d, x.iter().map(|x| (x * inverse).round_ties_even() as i32).collect())
+}
+
 /// One output of a quantised product, straight from the file's blocks: what the kernels are defined to compute.
-fn quantised_output(ggml_type: GgmlType, row: &[u8], x: &[f32]) -> f32 {
+fn quantised_output(ggml_type: GgmlType, row: &[u8], x: &[f32], passes: usize) -> f32 {
     let mut acc = 0.0f32;
     for (block, x) in row.chunks_exact(ggml_type.block_bytes()).zip(x.chunks_exact(32)) {
-        let largest = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
-        let (d_x, inverse) = if largest < 1e-30 {
-            (0.0, 0.0)
-        } else {
-            (largest / 127.0, 127.0 / largest)
-        };
-        let xs: Vec<i32> = x.iter().map(|x| (x * inverse).round_ties_even() as i32).collect();
         let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
         let (ws, min): (Vec<i32>, f32) = match ggml_type {
             GgmlType::Q8_0 => (block[2..].iter().map(|&q| i32::from(q.cast_signed())).collect(), 0.0),
@@ -49,10 +53,20 @@ fn quantised_output(ggml_type: GgmlType, row: &[u8], x: &[f32]) -> f32 {
                 )
             }
         };
-        let dot: i32 = ws.iter().zip(&xs).map(|(w, x)| w * x).sum();
-        acc = (dot as f32 * half(0)).mul_add(d_x, acc);
-        if ggml_type != GgmlType::Q8_0 {
-            acc = min.mul_add(d_x * xs.iter().sum::<i32>() as f32, acc);
+        let mut x = x.to_vec();
+        for _ in 0..passes {
+            let halves = [rounded(&x[..16]), rounded(&x[16..])];
+            let dot =
+                |h: usize| -> f32 { ws[16 * h..].iter().zip(&halves[h].1).map(|(w, x)| w * x).sum::<i32>() as f32 };
+            let sum = |h: usize| -> f32 { halves[h].1.iter().sum::<i32>() as f32 };
+            acc = dot(1).mul_add(halves[1].0, dot(0) * halves[0].0).mul_add(half(0), acc);
+            if ggml_type != GgmlType::Q8_0 {
+                acc = min.mul_add(halves[0].0 * sum(0) + halves[1].0 * sum(1), acc);
+            }
+            for (i, x) in x.iter_mut().enumerate() {
+                let (d, qs) = &halves[i / 16];
+                *x -= d * qs[i % 16] as f32;
+            }
         }
     }
     acc
@@ -71,26 +85,29 @@ fn quantised_products_are_those_of_the_blocks() {
     for (n, k) in [(16, 32), (1, 32), (49, 96), (176, 576), (15, 64)] {
         for ggml_type in QUANTISED {
             let data = tensor(ggml_type, n, k, &mut numbers);
-            let linear = Linear::from_ggml(ggml_type, n, k, &data, LinearMode::Quantised).unwrap();
             let mut x = numbers.units(3 * k);
             x[k..k + 32].fill(0.0); // a block without a scale
+            x[2 * k + 16..2 * k + 32].fill(0.0); // half a block
             let row = data.len() / n;
-            let expected: Vec<f32> = x
-                .chunks_exact(k)
-                .flat_map(|x| {
-                    data.chunks_exact(row)
-                        .map(|w| quantised_output(ggml_type, w, x))
-                        .collect::<Vec<_>>()
-                })
-                .collect();
-            for cpu in cpus() {
-                let found = forward(&linear, &cpu, &x);
-                assert_eq!(
-                    bits(&found),
-                    bits(&expected),
-                    "{ggml_type:?} {n} x {k}, {}",
-                    cpu.level().as_str()
-                );
+            for (mode, passes) in [(LinearMode::Quantised, 1), (LinearMode::Precise, 2)] {
+                let linear = Linear::from_ggml(ggml_type, n, k, &data, mode).unwrap();
+                let expected: Vec<f32> = x
+                    .chunks_exact(k)
+                    .flat_map(|x| {
+                        data.chunks_exact(row)
+                            .map(|w| quantised_output(ggml_type, w, x, passes))
+                            .collect::<Vec<_>>()
+                    })
+                    .collect();
+                for cpu in cpus() {
+                    let found = forward(&linear, &cpu, &x);
+                    let level = cpu.level().as_str();
+                    assert_eq!(
+                        bits(&found),
+                        bits(&expected),
+                        "{ggml_type:?} {mode:?} {n} x {k}, {level}"
+                    );
+                }
             }
         }
     }
@@ -119,7 +136,9 @@ fn matrices(n: usize, k: usize, numbers: &mut Numbers) -> Vec<Linear> {
     let mut matrices = vec![Linear::from_f32(n, k, &numbers.units(n * k)).unwrap()];
     for ggml_type in QUANTISED {
         let data = tensor(ggml_type, n, k, numbers);
-        matrices.push(Linear::from_ggml(ggml_type, n, k, &data, LinearMode::Quantised).unwrap());
+        for mode in [LinearMode::Quantised, LinearMode::Precise] {
+            matrices.push(Linear::from_ggml(ggml_type, n, k, &data, mode).unwrap());
+        }
     }
     matrices
 }
@@ -177,17 +196,29 @@ fn products_of_the_same_rows_are_those_of_each() {
     let mut numbers = Numbers::new(7);
     let (m, n, k) = (5, 24, 64);
     let (cpu, x) = (Cpu::new(1).unwrap(), numbers.units(m * k));
-    let matrices = matrices(n, k, &mut numbers);
-    let mut outputs = vec![vec![f32::NAN; m * n]; matrices.len()];
-    let mut products: Vec<(&Linear, &mut [f32])> = matrices
-        .iter()
-        .zip(&mut outputs)
-        .map(|(w, y)| (w, y.as_mut_slice()))
-        .collect();
-    forward_many(&cpu, &mut products, &x, m, &mut Scratch::default()).unwrap();
-    for (linear, output) in matrices.iter().zip(&outputs) {
-        assert_eq!(bits(output), bits(&forward(linear, &cpu, &x)));
+    for mode in [LinearMode::Quantised, LinearMode::Precise] {
+        let mut matrices = vec![Linear::from_f32(n, k, &numbers.units(n * k)).unwrap()];
+        for ggml_type in QUANTISED {
+            let data = tensor(ggml_type, n, k, &mut numbers);
+            matrices.push(Linear::from_ggml(ggml_type, n, k, &data, mode).unwrap());
+        }
+        let mut outputs = vec![vec![f32::NAN; m * n]; matrices.len()];
+        let mut products: Vec<(&Linear, &mut [f32])> = matrices
+            .iter()
+            .zip(&mut outputs)
+            .map(|(w, y)| (w, y.as_mut_slice()))
+            .collect();
+        forward_many(&cpu, &mut products, &x, m, &mut Scratch::default()).unwrap();
+        for (linear, output) in matrices.iter().zip(&outputs) {
+            assert_eq!(bits(output), bits(&forward(linear, &cpu, &x)));
+        }
     }
+    // One pass and two cannot share the rounded rows.
+    let matrices = matrices(n, k, &mut numbers);
+    let (mut one, mut two) = (vec![0.0; m * n], vec![0.0; m * n]);
+    let mut products = [(&matrices[1], &mut one[..]), (&matrices[2], &mut two[..])];
+    let error = forward_many(&cpu, &mut products, &x, m, &mut Scratch::default()).unwrap_err();
+    assert!(error.to_string().contains("passes of a matrix"), "{error}");
 }
 
 #[test]
@@ -210,6 +241,12 @@ fn int8_activations_cost_less_than_one_percent() {
         assert!(
             error > 1e-6 && error < 0.01,
             "{ggml_type:?} quantised: relative error {error}"
+        );
+        let precise = Linear::from_ggml(ggml_type, n, k, &data, LinearMode::Precise).unwrap();
+        let error_of_two = relative_error(&forward(&precise, &cpu, &x), &expected);
+        assert!(
+            error_of_two < error / 50.0,
+            "{ggml_type:?} in two passes: relative error {error_of_two}, in one {error}"
         );
         let floats = Linear::from_ggml(ggml_type, n, k, &data, LinearMode::Float32).unwrap();
         let error = relative_error(&forward(&floats, &cpu, &x), &expected);
