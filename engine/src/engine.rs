@@ -321,14 +321,7 @@ impl Engine {
         self.report_preempted(events);
         let plan = std::mem::take(&mut self.plan);
         for planned in &plan.sequences {
-            // Those cancelled meanwhile have no owner who waits for an event.
-            if let Some(sequence) = self.scheduler.remove(planned.id) {
-                self.limbo.push(sequence.table);
-                events.push(EngineEvent::Failed {
-                    id: planned.id,
-                    message: message.to_owned(),
-                });
-            }
+            self.fail(planned.id, message, events);
         }
         self.plan = plan;
         self.end_step();
@@ -342,7 +335,7 @@ impl Engine {
         events: &mut Vec<EngineEvent>,
     ) -> Result<Option<StepStats>, StepError> {
         let Some(plan) = self.plan() else { return Ok(None) };
-        match runner.execute(plan, observer) {
+        match runner.run(plan, observer) {
             Ok(output) => self.apply(&output, events).map(Some),
             Err(error) => {
                 self.fail_step(&error.to_string(), events);
@@ -443,7 +436,12 @@ impl Engine {
     fn advance(&mut self, plan: &StepPlan, output: &StepOutput, events: &mut Vec<EngineEvent>) {
         let mut sampled = output.sampled.iter();
         let mut logprobs = output.prompt_logprobs.iter();
+        let mut failed = output.failed.iter().peekable();
         for planned in &plan.sequences {
+            if let Some((id, reason)) = failed.next_if(|(id, _)| *id == planned.id) {
+                self.fail(*id, reason, events);
+                continue;
+            }
             let new_logprobs = if planned.targets.len > 0 { logprobs.next() } else { None };
             let token = planned.sample.as_ref().and_then(|_| sampled.next());
             let Some(sequence) = self.scheduler.running_mut(planned.id) else {
@@ -465,6 +463,18 @@ impl Engine {
             if accepted.ended {
                 self.end(*id);
             }
+        }
+    }
+
+    /// A sequence of the step in flight came to nothing.
+    fn fail(&mut self, id: SequenceId, message: &str, events: &mut Vec<EngineEvent>) {
+        // Those cancelled meanwhile have no owner who waits for an event.
+        if let Some(sequence) = self.scheduler.remove(id) {
+            self.limbo.push(sequence.table);
+            events.push(EngineEvent::Failed {
+                id,
+                message: message.to_owned(),
+            });
         }
     }
 

@@ -3,14 +3,19 @@
 //! The tokens are read back from the fake KV blocks, not taken from the plan: a lost, swapped or foreign block changes the
 //! text. Every plan is checked against the contract of [`crate::plan`], so a wrong one fails its step.
 
+use std::collections::BTreeMap;
+
 use protocol::sampling::{FinishReason, SampledToken, SamplingParams, StopRules};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::plan::{BlockId, PlannedSequence, SampleSpec, Span, StepOutput, StepPlan};
+use crate::plan::{BlockId, PlannedSequence, SampleSpec, SequenceId, Span, StepOutput, StepPlan};
 use crate::runner::{LayerObserver, Runner, RunnerError};
 
 /// Layers that the fake model claims to have.
 const LAYERS: u32 = 2;
+
+/// Why a sequence fails that is made to.
+const BROKEN: &str = "made to fail";
 
 /// What marks a slot that was never written.
 const EMPTY: u32 = u32::MAX;
@@ -119,6 +124,7 @@ pub struct ScriptedRunner {
     /// One token for each slot of each block.
     slots: Vec<u32>,
     fail_next: Option<String>,
+    break_next: Option<SequenceId>,
 }
 
 impl ScriptedRunner {
@@ -129,12 +135,18 @@ impl ScriptedRunner {
             block_tokens,
             slots: vec![EMPTY; total_blocks * block_tokens],
             fail_next: None,
+            break_next: None,
         }
     }
 
     /// Makes the next step fail with `message`.
     pub fn fail_next(&mut self, message: &str) {
         self.fail_next = Some(message.to_owned());
+    }
+
+    /// Makes the sequence `id` fail in the next step, and no other.
+    pub fn break_next(&mut self, id: SequenceId) {
+        self.break_next = Some(id);
     }
 
     /// Writes the KV of `tokens` into `blocks` from position 0 on, as the receiver of a handoff does. Tokens beyond the
@@ -169,6 +181,45 @@ impl ScriptedRunner {
             return Err(invalid(format!("block {} is not in the pool", block.0)));
         }
         Ok(slot)
+    }
+
+    /// The sequences' rows follow each other without gaps; a block into which rows go is in no other place.
+    fn check_ownership(&self, plan: &StepPlan) -> Result<(), RunnerError> {
+        if plan.sequences.is_empty() || plan.step == 0 {
+            return Err(invalid(format!(
+                "step {} has {} sequences",
+                plan.step,
+                plan.sequences.len()
+            )));
+        }
+        let mut next_row = 0;
+        // How often each block is in a table, and whether rows go into it.
+        let mut uses: BTreeMap<BlockId, (u32, bool)> = BTreeMap::new();
+        for planned in &plan.sequences {
+            if planned.rows.start != next_row {
+                return Err(invalid(format!(
+                    "rows of sequence {} start at {}",
+                    planned.id.0, planned.rows.start
+                )));
+            }
+            next_row += planned.rows.len;
+            let first_written = planned.start_position as usize / self.block_tokens;
+            for (index, block) in part(&plan.block_ids, planned.blocks, "blocks")?.iter().enumerate() {
+                let entry = uses.entry(*block).or_default();
+                *entry = (entry.0 + 1, entry.1 || index >= first_written);
+            }
+        }
+        if next_row as usize != plan.token_ids.len() {
+            return Err(invalid(format!(
+                "{} of {} rows belong to a sequence",
+                next_row,
+                plan.token_ids.len()
+            )));
+        }
+        match uses.iter().find(|(_, (places, written))| *written && *places > 1) {
+            Some((block, _)) => Err(invalid(format!("block {} is written and in two places", block.0))),
+            None => Ok(()),
+        }
     }
 
     fn compute(
@@ -207,53 +258,28 @@ impl ScriptedRunner {
 }
 
 impl Runner for ScriptedRunner {
-    fn execute(&mut self, plan: &StepPlan, observer: &mut dyn LayerObserver) -> Result<StepOutput, RunnerError> {
+    fn execute(
+        &mut self,
+        plan: &StepPlan,
+        observer: &mut dyn LayerObserver,
+        output: &mut StepOutput,
+    ) -> Result<(), RunnerError> {
+        output.clear();
         if let Some(message) = self.fail_next.take() {
             return Err(RunnerError::Failed(message));
         }
-        check_ownership(plan)?;
-        let mut output = StepOutput::default();
+        self.check_ownership(plan)?;
+        let broken = self.break_next.take();
         for planned in &plan.sequences {
-            self.compute(plan, planned, &mut output)?;
+            self.compute(plan, planned, output)?;
+            if broken == Some(planned.id) {
+                output.fail(planned.id, BROKEN.to_owned());
+            }
         }
         for layer in 0..LAYERS {
             observer.layer_computed(layer);
         }
-        Ok(output)
-    }
-}
-
-/// The sequences' rows follow each other without gaps, no block is in two tables.
-fn check_ownership(plan: &StepPlan) -> Result<(), RunnerError> {
-    if plan.sequences.is_empty() || plan.step == 0 {
-        return Err(invalid(format!(
-            "step {} has {} sequences",
-            plan.step,
-            plan.sequences.len()
-        )));
-    }
-    let mut next_row = 0;
-    for planned in &plan.sequences {
-        if planned.rows.start != next_row {
-            return Err(invalid(format!(
-                "rows of sequence {} start at {}",
-                planned.id.0, planned.rows.start
-            )));
-        }
-        next_row += planned.rows.len;
-    }
-    if next_row as usize != plan.token_ids.len() {
-        return Err(invalid(format!(
-            "{} of {} rows belong to a sequence",
-            next_row,
-            plan.token_ids.len()
-        )));
-    }
-    let mut blocks = plan.block_ids.clone();
-    blocks.sort_unstable();
-    match blocks.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(invalid(format!("block {} is in two places", pair[0].0))),
-        None => Ok(()),
+        Ok(())
     }
 }
 
@@ -299,7 +325,6 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::plan::SequenceId;
     use crate::runner::NoObserver;
 
     const MODEL: ScriptedModel = ScriptedModel { vocab_size: 1000 };
@@ -338,9 +363,7 @@ mod tests {
         runner.write_kv(&[BlockId(3)], kv).unwrap();
         let mut plan = plan();
         change(&mut plan);
-        let output = runner
-            .execute(&plan, &mut NoObserver)
-            .map_err(|error| error.to_string())?;
+        let output = runner.run(&plan, &mut NoObserver).map_err(|error| error.to_string())?;
         Ok(output.sampled[0].1.token)
     }
 
@@ -363,7 +386,7 @@ mod tests {
             (|p| p.step = 0, "step 0 has 1 sequences"),
             (|p| p.token_ids.push(1), "1 of 2 rows belong to a sequence"),
             (|p| p.sequences[0].rows = span(1, 1), "rows of sequence 0 start at 1"),
-            (|p| p.block_ids[1] = BlockId(3), "block 3 is in two places"),
+            (|p| p.block_ids[1] = BlockId(3), "block 3 is written and in two places"),
             (|p| p.block_ids[1] = BlockId(4), "block 4 is not in the pool"),
             (
                 |p| p.sequences[0].blocks = span(0, 1),

@@ -1,13 +1,12 @@
 //! Whether what a runner returned is an answer to its plan.
 
-use crate::plan::{StepOutput, StepPlan};
+use crate::plan::{PlannedSequence, SequenceId, StepOutput, StepPlan};
 
 /// Whether `output` answers `plan`, entry by entry.
 pub(crate) fn check_output(plan: &StepPlan, output: &StepOutput) -> Result<(), String> {
-    let samples = plan
-        .sequences
-        .iter()
-        .filter_map(|planned| Some((planned.id, planned.sample.as_ref()?)));
+    check_failed(plan, output)?;
+    let living = || surviving(plan, output);
+    let samples = living().filter_map(|planned| Some((planned.id, planned.sample.as_ref()?)));
     let expected = samples.clone().count();
     if output.sampled.len() != expected {
         return Err(format!(
@@ -23,7 +22,7 @@ pub(crate) fn check_output(plan: &StepPlan, output: &StepOutput) -> Result<(), S
             ));
         }
     }
-    let targets = plan.sequences.iter().filter(|planned| planned.targets.len > 0);
+    let targets = living().filter(|planned| planned.targets.len > 0);
     let expected = targets.clone().count();
     if output.prompt_logprobs.len() != expected {
         return Err(format!(
@@ -43,4 +42,29 @@ pub(crate) fn check_output(plan: &StepPlan, output: &StepOutput) -> Result<(), S
         }
     }
     Ok(())
+}
+
+/// The planned sequences that have not failed, if the failed ones are planned ones in the plan's order.
+fn surviving<'a>(
+    plan: &'a StepPlan,
+    output: &'a StepOutput,
+) -> impl Iterator<Item = &'a PlannedSequence> + Clone + use<'a> {
+    let mut failed = failures(output).peekable();
+    let living = move |planned: &&PlannedSequence| failed.next_if_eq(&planned.id).is_none();
+    plan.sequences.iter().filter(living)
+}
+
+fn failures(output: &StepOutput) -> impl Iterator<Item = SequenceId> + Clone + use<'_> {
+    output.failed.iter().map(|(id, _)| *id)
+}
+
+fn check_failed(plan: &StepPlan, output: &StepOutput) -> Result<(), String> {
+    let mut planned = plan.sequences.iter();
+    match failures(output).find(|id| !planned.any(|planned| planned.id == *id)) {
+        Some(stranger) => Err(format!(
+            "sequence {} failed, which is not planned or not in the plan's order",
+            stranger.0
+        )),
+        None => Ok(()),
+    }
 }

@@ -79,9 +79,37 @@ pub struct SampleSpec {
 /// What came out of a step.
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
-    /// One token for each planned sequence with `sample`, in the plan's order.
+    /// One token for each planned sequence with `sample` that has not failed, in the plan's order.
     pub sampled: Vec<(SequenceId, SampledToken)>,
-    /// Log-probabilities of targets (raw model distribution, nats), for each planned sequence that has some, in the
-    /// plan's order.
+    /// Log-probabilities of targets (raw model distribution, nats), for each planned sequence that has some and has not
+    /// failed, in the plan's order.
     pub prompt_logprobs: Vec<(SequenceId, Vec<f32>)>,
+    /// Planned sequences that came to nothing, and why in one line, in the plan's order. The others are not concerned.
+    pub failed: Vec<(SequenceId, String)>,
+}
+
+impl StepOutput {
+    /// Empties the output and keeps its memory.
+    pub fn clear(&mut self) {
+        let Self {
+            sampled,
+            prompt_logprobs,
+            failed,
+        } = self;
+        sampled.clear();
+        prompt_logprobs.clear();
+        failed.clear();
+    }
+
+    /// Notes that the sequence `id` came to nothing and takes back what it had. To be called in the plan's order.
+    pub fn fail(&mut self, id: SequenceId, reason: String) {
+        self.sampled.pop_if(|(of, _)| *of == id);
+        self.prompt_logprobs.pop_if(|(of, _)| *of == id);
+        self.failed.push((id, reason));
+    }
+
+    /// Whether the sequence `id`, the last one that was computed, came to nothing.
+    pub fn has_failed(&self, id: SequenceId) -> bool {
+        self.failed.last().is_some_and(|(of, _)| *of == id)
+    }
 }

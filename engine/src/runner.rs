@@ -10,8 +10,22 @@ pub trait Runner: Send {
     /// `observer.layer_computed(l)` after the K and V of layer l of all rows are in the pool, for l = 0, 1, ...
     ///
     /// The output is a function of the sequences' tokens, parameters and KV alone: it does not depend on what else is in
-    /// the plan, nor on how the rows of a sequence are cut into steps.
-    fn execute(&mut self, plan: &StepPlan, observer: &mut dyn LayerObserver) -> Result<StepOutput, RunnerError>;
+    /// the plan, nor on how the rows of a sequence are cut into steps. It replaces what `output` holds, whose memory is
+    /// used again. A sequence without a result (logits that are no numbers) is named in `StepOutput::failed`; an error
+    /// means that the whole step came to nothing.
+    fn execute(
+        &mut self,
+        plan: &StepPlan,
+        observer: &mut dyn LayerObserver,
+        output: &mut StepOutput,
+    ) -> Result<(), RunnerError>;
+
+    /// As [`Runner::execute`], with an output of its own: for those who run few steps.
+    fn run(&mut self, plan: &StepPlan, observer: &mut dyn LayerObserver) -> Result<StepOutput, RunnerError> {
+        let mut output = StepOutput::default();
+        self.execute(plan, observer, &mut output)?;
+        Ok(output)
+    }
 }
 
 /// Is told of the progress within a step, on the compute thread: must not block.

@@ -57,7 +57,7 @@ impl Bench {
             plan.block_ids
                 .extend((i * blocks_each..(i + 1) * blocks_each).map(|b| BlockId(b as u32)));
         }
-        let out = self.runner.execute(&plan, &mut NoObserver)?;
+        let out = self.runner.run(&plan, &mut NoObserver)?;
         Ok(out.sampled.into_iter().map(|(_, s)| s.token).collect())
     }
 

@@ -129,18 +129,19 @@ impl FakeRunner {
         access: &mut StepAccess<'_>,
         plan: &StepPlan,
         observer: &mut dyn LayerObserver,
-    ) -> Result<StepOutput, RunnerError> {
+        output: &mut StepOutput,
+    ) {
         for layer in 0..self.pool.layout().num_layers {
             for s in &plan.sequences {
                 self.write_layer(access, plan, s, layer);
             }
             observer.layer_computed(layer);
         }
-        let mut out = StepOutput::default();
         for s in &plan.sequences {
-            self.read_out(access, plan, s, &mut out)?;
+            if let Err(reason) = self.read_out(access, plan, s, output) {
+                output.fail(s.id, reason);
+            }
         }
-        Ok(out)
     }
 
     /// Stores the KV of a sequence's rows in one layer.
@@ -172,7 +173,7 @@ impl FakeRunner {
         plan: &StepPlan,
         s: &PlannedSequence,
         out: &mut StepOutput,
-    ) -> Result<(), RunnerError> {
+    ) -> Result<(), String> {
         let layout = *self.pool.layout();
         let blocks = &plan.block_ids[s.blocks.range()];
         let targets = &plan.targets[s.targets.range()];
@@ -200,11 +201,11 @@ impl FakeRunner {
             self.fill_logits(position, state.digest());
             if let Some(&target) = target {
                 let logprob = math::log_probability(&self.logits, target);
-                logprobs.push(logprob.map_err(|e| RunnerError::Failed(format!("sequence {}: {e}", s.id.0)))?);
+                logprobs.push(logprob.map_err(|e| e.to_string())?);
             }
             if let Some(sample) = sample {
                 out.sampled
-                    .push((s.id, sample_row(&mut self.sampler, &self.logits, plan, s.id, sample)?));
+                    .push((s.id, sample_row(&mut self.sampler, &self.logits, plan, sample)?));
             }
         }
         if !logprobs.is_empty() {
@@ -224,16 +225,23 @@ impl FakeRunner {
 }
 
 impl Runner for FakeRunner {
-    fn execute(&mut self, plan: &StepPlan, observer: &mut dyn LayerObserver) -> Result<StepOutput, RunnerError> {
+    fn execute(
+        &mut self,
+        plan: &StepPlan,
+        observer: &mut dyn LayerObserver,
+        output: &mut StepOutput,
+    ) -> Result<(), RunnerError> {
+        output.clear();
         if let Some(hook) = &mut self.step_hook {
             hook(plan);
         }
         self.checker.check(plan)?;
         let pool = Arc::clone(&self.pool);
         let mut access = pool
-            .claim(&plan.block_ids)
+            .claim_plan(plan)
             .map_err(|e| RunnerError::InvalidPlan(e.to_string()))?;
-        self.compute(&mut access, plan, observer)
+        self.compute(&mut access, plan, observer, output);
+        Ok(())
     }
 }
 

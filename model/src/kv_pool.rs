@@ -5,9 +5,10 @@
 //!
 //! Life of a block's bytes. A block is *idle* until somebody claims it:
 //!
-//! * a step claims all blocks of its plan ([`KvPool::claim`]) and reads and writes them through [`StepAccess`];
+//! * a step claims the blocks of its plan ([`KvPool::claim_plan`]) and works on them through [`StepAccess`]: it alone
+//!   reads and writes those that its rows go into, and it reads the others, which may be in several block tables;
 //! * a handoff claims the blocks of its reservation ([`KvPool::writer`]) until [`KvWriter::revoke`] or its drop;
-//! * [`KvPool::gather`] copies blocks out, on the thread of the running step or on any thread while the blocks are idle.
+//! * [`KvPool::gather`] copies blocks out, on the thread of the running step, or on any thread while no step writes them.
 //!
 //! A claim that contradicts another is refused with an error, whoever made the mistake: bytes are never written by two
 //! owners, nor read while they are written. That exclusion is what the `unsafe` blocks of this module rest on.
@@ -24,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 use bytes::Bytes;
-use engine::plan::BlockId;
+use engine::plan::{BlockId, StepPlan};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use memmap2::MmapMut;
@@ -32,12 +33,18 @@ use protocol::kv::{KvDtype, KvLayout};
 
 pub use crate::kv_error::KvError;
 
+mod read_claim;
+
+use read_claim::ReadClaim;
+
 /// Claimed by a handoff.
 const WRITER: u32 = 1 << 31;
-/// Claimed by the running step.
+/// Claimed by the running step, which may write it.
 const STEP: u32 = 1 << 30;
+/// Claimed by the running step, which only reads it.
+const SHARED: u32 = 1 << 29;
 /// Number of copies being taken.
-const READERS: u32 = STEP - 1;
+const READERS: u32 = SHARED - 1;
 
 #[cfg(target_endian = "big")]
 compile_error!("the canonical KV byte order is little-endian and the pool stores it as is");
@@ -119,33 +126,71 @@ impl KvPool {
         self.total_blocks as usize
     }
 
-    /// Claims `blocks` for one step of the calling thread. A block may occur several times (shared prefix).
+    /// Claims `blocks` for one step of the calling thread, which may write all of them. A block may occur several times.
     ///
     /// # Errors
     /// [`KvError::NoSuchBlock`], [`KvError::Busy`] if a handoff or a copy holds one of the blocks,
     /// [`KvError::StepRuns`] if another step holds a claim.
     pub fn claim<'a>(&'a self, blocks: &'a [BlockId]) -> Result<StepAccess<'a>, KvError> {
-        {
-            let mut step = lock(&self.step);
-            if step.is_some() {
-                return Err(KvError::StepRuns);
-            }
-            *step = Some(std::thread::current().id());
+        let access = self.begin_step(blocks)?;
+        for block in blocks {
+            self.claim_written(*block)?;
         }
-        // From here on the guard's drop undoes whatever was claimed.
-        let mut access = StepAccess {
-            pool: self,
-            blocks: &blocks[..0],
-            _this_thread: PhantomData,
-        };
-        for (i, block) in blocks.iter().enumerate() {
-            let word = self.claim_word(*block)?;
-            match word.compare_exchange(0, STEP, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) | Err(STEP) => access.blocks = &blocks[..=i],
-                Err(held) => return Err(busy(*block, held)),
+        Ok(access)
+    }
+
+    /// Claims the blocks of a plan for one step of the calling thread: to be written where rows go, else to be read.
+    /// Blocks that are only read may occur several times (shared prefixes) and may be copied out meanwhile.
+    ///
+    /// # Errors
+    /// As [`Self::claim`]; [`KvError::Busy`] also if one sequence writes a block that another one reads.
+    ///
+    /// # Panics
+    /// If a span of the plan lies outside of its arrays: plans are checked before.
+    pub fn claim_plan<'a>(&'a self, plan: &'a StepPlan) -> Result<StepAccess<'a>, KvError> {
+        let access = self.begin_step(&plan.block_ids)?;
+        for s in &plan.sequences {
+            let first_written = (s.start_position / self.layout.block_tokens) as usize;
+            for (i, block) in plan.block_ids[s.blocks.range()].iter().enumerate() {
+                if i < first_written {
+                    self.claim_read(*block)?;
+                } else {
+                    self.claim_written(*block)?;
+                }
             }
         }
         Ok(access)
+    }
+
+    /// The guard of a step that may claim `blocks`. Its drop ends all claims of the step on them: as there is one step at
+    /// a time, those on blocks that it has not claimed (yet) do not exist.
+    fn begin_step<'a>(&'a self, blocks: &'a [BlockId]) -> Result<StepAccess<'a>, KvError> {
+        let mut step = lock(&self.step);
+        if step.is_some() {
+            return Err(KvError::StepRuns);
+        }
+        *step = Some(std::thread::current().id());
+        Ok(StepAccess {
+            pool: self,
+            blocks,
+            _this_thread: PhantomData,
+        })
+    }
+
+    fn claim_written(&self, block: BlockId) -> Result<(), KvError> {
+        let word = self.claim_word(block)?;
+        match word.compare_exchange(0, STEP, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) | Err(STEP) => Ok(()),
+            Err(held) => Err(busy(block, held)),
+        }
+    }
+
+    fn claim_read(&self, block: BlockId) -> Result<(), KvError> {
+        let readable = |held: u32| (held & (WRITER | STEP) == 0).then_some(held | SHARED);
+        let word = self.claim_word(block)?;
+        word.fetch_update(Ordering::Acquire, Ordering::Relaxed, readable)
+            .map(drop)
+            .map_err(|held| busy(block, held))
     }
 
     /// Claims `blocks` for the writes of one handoff: exclusive until the writer is revoked or dropped.
@@ -210,10 +255,10 @@ impl KvPool {
         })
     }
 
-    /// Ends the claim of kind `bit` on blocks that hold it. Repeated blocks are harmless.
-    fn unclaim(&self, blocks: &[BlockId], bit: u32) {
-        for block in blocks {
-            self.claims[block.0 as usize].fetch_and(!bit, Ordering::Release);
+    /// Ends the claims of kind `bits` on blocks that hold them. Repeated blocks and ones that do not exist are harmless.
+    fn unclaim(&self, blocks: &[BlockId], bits: u32) {
+        for word in blocks.iter().filter_map(|block| self.claims.get(block.0 as usize)) {
+            word.fetch_and(!bits, Ordering::Release);
         }
     }
 
@@ -246,7 +291,7 @@ impl KvPool {
 #[derive(Debug)]
 pub struct StepAccess<'a> {
     pool: &'a KvPool,
-    /// What is claimed so far.
+    /// What the step may have claimed.
     blocks: &'a [BlockId],
     /// Not `Send`: [`KvPool::gather`] relies on the writes of a step coming from the thread that claimed it.
     _this_thread: PhantomData<MutexGuard<'a, ()>>,
@@ -264,7 +309,7 @@ impl StepAccess<'_> {
     /// If the block is not claimed by this step or the layer does not exist: plans are checked before they are
     /// computed.
     pub fn block(&self, layer: u32, block: BlockId) -> &[u8] {
-        self.assert_claimed(block);
+        self.assert_claimed(block, STEP | SHARED);
         // SAFETY: the step's claim keeps handoffs and other steps away; this step writes through `&mut self` only.
         unsafe { self.pool.chunk_ref(layer, block) }
     }
@@ -273,9 +318,9 @@ impl StepAccess<'_> {
     /// pool's element type. `slot` is the token's place in the block.
     ///
     /// # Panics
-    /// As [`Self::block`], and if `slot` or a length does not fit the layout.
+    /// As [`Self::block`], if the block is claimed for reading only, and if `slot` or a length does not fit the layout.
     pub fn write_token(&mut self, layer: u32, block: BlockId, slot: usize, key: &[f32], value: &[f32]) {
-        self.assert_claimed(block);
+        self.assert_claimed(block, STEP);
         let layout = &self.pool.layout;
         let (tokens, dim) = (layout.block_tokens as usize, layout.head_dim as usize);
         let width = layout.num_kv_heads as usize * dim;
@@ -304,19 +349,20 @@ impl StepAccess<'_> {
         }
     }
 
-    fn assert_claimed(&self, block: BlockId) {
+    /// Panics unless the step holds a claim of one of the kinds `bits`.
+    fn assert_claimed(&self, block: BlockId, bits: u32) {
         let word = self
             .pool
             .claims
             .get(block.0 as usize)
             .map_or(0, |w| w.load(Ordering::Relaxed));
-        assert!(word & STEP != 0, "block {} belongs to the running step", block.0);
+        assert!(word & bits != 0, "block {} belongs to the running step", block.0);
     }
 }
 
 impl Drop for StepAccess<'_> {
     fn drop(&mut self) {
-        self.pool.unclaim(self.blocks, STEP);
+        self.pool.unclaim(self.blocks, STEP | SHARED);
         *lock(&self.pool.step) = None;
     }
 }
@@ -411,52 +457,6 @@ impl Drop for KvWriter {
     }
 }
 
-/// Keeps writers out of blocks while they are copied.
-struct ReadClaim<'a> {
-    pool: &'a KvPool,
-    /// Blocks claimed so far.
-    blocks: &'a [BlockId],
-    /// True on the thread whose step runs. Blocks of that step need no further claim: no other thread can end the
-    /// step, and this thread is here.
-    own_step: bool,
-}
-
-impl<'a> ReadClaim<'a> {
-    fn take(pool: &'a KvPool, blocks: &'a [BlockId]) -> Result<Self, KvError> {
-        let own_step = *lock(&pool.step) == Some(std::thread::current().id());
-        let mut claim = Self {
-            pool,
-            blocks: &blocks[..0],
-            own_step,
-        };
-        for (i, block) in blocks.iter().enumerate() {
-            let word = pool.claim_word(*block)?;
-            if !claim.is_quiet(word) {
-                let readable = |held: u32| (held & (WRITER | STEP) == 0 && held < READERS).then_some(held + 1);
-                word.fetch_update(Ordering::Acquire, Ordering::Relaxed, readable)
-                    .map_err(|held| busy(*block, held))?;
-            }
-            claim.blocks = &blocks[..=i];
-        }
-        Ok(claim)
-    }
-
-    fn is_quiet(&self, word: &AtomicU32) -> bool {
-        self.own_step && word.load(Ordering::Relaxed) & STEP != 0
-    }
-}
-
-impl Drop for ReadClaim<'_> {
-    fn drop(&mut self) {
-        for block in self.blocks {
-            let word = &self.pool.claims[block.0 as usize];
-            if !self.is_quiet(word) {
-                word.fetch_sub(1, Ordering::Release);
-            }
-        }
-    }
-}
-
 /// Numbers converted at a time by [`StepAccess::write_token`].
 const CONVERT: usize = 64;
 
@@ -480,7 +480,7 @@ fn encode<'a>(dtype: KvDtype, numbers: &[f32], out: &'a mut [u8; 4 * CONVERT]) -
 fn busy(block: BlockId, held: u32) -> KvError {
     let holder = match held {
         h if h & WRITER != 0 => "a handoff that writes it",
-        h if h & STEP != 0 => "a running step",
+        h if h & (STEP | SHARED) != 0 => "a running step",
         _ => "a copy being taken",
     };
     KvError::Busy { block: block.0, holder }

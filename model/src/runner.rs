@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine::plan::{SampleSpec, SequenceId, StepOutput, StepPlan};
+use engine::plan::{SampleSpec, StepOutput, StepPlan};
 use engine::runner::{LayerObserver, Runner, RunnerError};
 use protocol::sampling::SampledToken;
 
@@ -97,13 +97,19 @@ impl ModelRunner {
 }
 
 impl Runner for ModelRunner {
-    fn execute(&mut self, plan: &StepPlan, observer: &mut dyn LayerObserver) -> Result<StepOutput, RunnerError> {
+    fn execute(
+        &mut self,
+        plan: &StepPlan,
+        observer: &mut dyn LayerObserver,
+        out: &mut StepOutput,
+    ) -> Result<(), RunnerError> {
+        out.clear();
         self.checker.check(plan)?;
         let failed = |e: crate::kernels::KernelError| RunnerError::Failed(e.to_string());
         self.find_outputs(plan);
         let pool = Arc::clone(&self.pool);
         let mut access = pool
-            .claim(&plan.block_ids)
+            .claim_plan(plan)
             .map_err(|e| RunnerError::InvalidPlan(e.to_string()))?;
         let (hidden, kernels) = self
             .decoder
@@ -111,7 +117,6 @@ impl Runner for ModelRunner {
             .map_err(failed)?;
         drop(access);
 
-        let mut out = StepOutput::default();
         let (vocab, width) = (self.decoder.vocab_size(), self.decoder.config.hidden_size);
         for (outputs, hidden) in self.outputs.chunks(LOGIT_ROWS).zip(hidden.chunks(LOGIT_ROWS * width)) {
             if self.logits.len() < outputs.len() * vocab {
@@ -121,30 +126,45 @@ impl Runner for ModelRunner {
             self.decoder.logits(hidden, logits, kernels).map_err(failed)?;
             for (output, logits) in outputs.iter().zip(logits.chunks_exact(vocab)) {
                 let s = &plan.sequences[output.sequence];
-                if let Some(target) = output.target {
-                    let logprob = target_logprob(&self.decoder.cpu, logits, target, s.id)?;
-                    match out.prompt_logprobs.last_mut().filter(|(id, _)| *id == s.id) {
-                        Some((_, list)) => list.push(logprob),
-                        None => out.prompt_logprobs.push((s.id, vec![logprob])),
-                    }
+                if out.has_failed(s.id) {
+                    continue;
                 }
-                if let Some(sample) = s.sample.as_ref().filter(|_| output.sample) {
-                    out.sampled
-                        .push((s.id, sample_row(&mut self.sampler, logits, plan, s.id, sample)?));
+                if let Err(reason) = use_row(&self.decoder.cpu, &mut self.sampler, logits, plan, output, out) {
+                    out.fail(s.id, reason);
                 }
             }
         }
-        Ok(out)
+        Ok(())
     }
 }
 
-fn target_logprob(cpu: &Cpu, logits: &[f32], target: u32, id: SequenceId) -> Result<f32, RunnerError> {
+/// Takes what is wanted from a row of logits.
+fn use_row(
+    cpu: &Cpu,
+    sampler: &mut Sampler,
+    logits: &[f32],
+    plan: &StepPlan,
+    output: &Output,
+    out: &mut StepOutput,
+) -> Result<(), String> {
+    let s = &plan.sequences[output.sequence];
+    if let Some(target) = output.target {
+        let logprob = target_logprob(cpu, logits, target)?;
+        match out.prompt_logprobs.last_mut().filter(|(id, _)| *id == s.id) {
+            Some((_, list)) => list.push(logprob),
+            None => out.prompt_logprobs.push((s.id, vec![logprob])),
+        }
+    }
+    if let Some(sample) = s.sample.as_ref().filter(|_| output.sample) {
+        out.sampled.push((s.id, sample_row(sampler, logits, plan, sample)?));
+    }
+    Ok(())
+}
+
+fn target_logprob(cpu: &Cpu, logits: &[f32], target: u32) -> Result<f32, String> {
     let logprob = (f64::from(logits[target as usize]) - log_sum_exp(cpu, logits)) as f32;
     if logprob.is_nan() {
-        return Err(RunnerError::Failed(format!(
-            "sequence {}: logits that are no numbers",
-            id.0
-        )));
+        return Err("logits that are no numbers".to_owned());
     }
     Ok(logprob)
 }
@@ -154,16 +174,13 @@ pub(crate) fn sample_row(
     sampler: &mut Sampler,
     logits: &[f32],
     plan: &StepPlan,
-    id: SequenceId,
     sample: &SampleSpec,
-) -> Result<SampledToken, RunnerError> {
+) -> Result<SampledToken, String> {
     let draw = Draw {
         params: &sample.params,
         position: sample.output_position,
         history: &plan.history[sample.history.range()],
         prompt_len: sample.prompt_len as usize,
     };
-    sampler
-        .sample(logits, &draw)
-        .map_err(|e: SampleError| RunnerError::Failed(format!("sequence {}: {e}", id.0)))
+    sampler.sample(logits, &draw).map_err(|e: SampleError| e.to_string())
 }

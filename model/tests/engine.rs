@@ -43,7 +43,7 @@ fn scheduled<R: Runner>(runner: &mut R, limits: EngineLimits, cases: &[Case], ou
     let (mut events, mut largest) = (Vec::new(), 0);
     while let Some(plan) = engine.plan() {
         largest = largest.max(plan.sequences.len());
-        let out = runner.execute(plan, &mut NoObserver).unwrap();
+        let out = runner.run(plan, &mut NoObserver).unwrap();
         engine.apply(&out, &mut events).unwrap();
         engine.check_invariants().unwrap();
         for event in events.drain(..) {

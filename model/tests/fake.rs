@@ -149,11 +149,11 @@ fn a_handoff_that_still_writes_keeps_the_step_out() {
     bench.add(&[1, 2, 3], &SamplingParams::greedy(), 1, false);
     let plan = bench.plan(&[(0, 3)]);
     let writer = pool.writer(bench.sequences[0].blocks.clone()).unwrap();
-    let error = bench.runner.execute(&plan, &mut NoObserver).unwrap_err();
+    let error = bench.runner.run(&plan, &mut NoObserver).unwrap_err();
     assert!(
         matches!(&error, RunnerError::InvalidPlan(m) if m.contains("in use by a handoff")),
         "{error}"
     );
     writer.revoke();
-    bench.runner.execute(&plan, &mut NoObserver).unwrap();
+    bench.runner.run(&plan, &mut NoObserver).unwrap();
 }

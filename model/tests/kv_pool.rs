@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use engine::plan::BlockId;
+use engine::plan::{BlockId, PlannedSequence, SequenceId, Span, StepPlan};
 use half::f16;
 use model::kv_pool::{KvError, KvPool};
 use protocol::kv::{KvDtype, KvLayout};
@@ -230,6 +230,60 @@ fn claims_exclude_each_other() {
         KvError::NoSuchBlock { block: 9, total: 8 }
     );
     drop(pool.claim(&ids(&[1, 2, 7])).unwrap());
+}
+
+/// One row at position `start` of a sequence with the given blocks, of 4 tokens each.
+fn planned(plan: &mut StepPlan, start: u32, blocks: &[u32]) {
+    let (row, first) = (plan.token_ids.len() as u32, plan.block_ids.len() as u32);
+    plan.token_ids.push(1);
+    plan.block_ids.extend(ids(blocks));
+    plan.sequences.push(PlannedSequence {
+        id: SequenceId(u64::from(row)),
+        rows: Span { start: row, len: 1 },
+        start_position: start,
+        blocks: Span {
+            start: first,
+            len: blocks.len() as u32,
+        },
+        sample: None,
+        targets: Span::default(),
+    });
+}
+
+#[test]
+fn a_shared_prefix_is_read_by_steps_and_copies_at_once_and_written_by_nobody() {
+    let pool = pool(KvDtype::F16, 8);
+    let tokens = pool.layout().block_tokens;
+    let mut plan = StepPlan::default();
+    planned(&mut plan, 2 * tokens, &[0, 1, 2]);
+    planned(&mut plan, 2 * tokens + 1, &[0, 1, 3]);
+    let copy = |blocks: &[u32]| std::thread::scope(|s| s.spawn(|| pool.gather(0..3, &ids(blocks))).join().unwrap());
+    let step = pool.claim_plan(&plan).unwrap();
+    copy(&[0, 1]).unwrap();
+    let busy = |block, holder| KvError::Busy { block, holder };
+    assert_eq!(copy(&[0, 2]).unwrap_err(), busy(2, "a running step"));
+    assert_eq!(pool.writer(ids(&[1])).unwrap_err(), busy(1, "a running step"));
+    pool.gather(0..3, &ids(&[0, 1, 2, 3])).unwrap();
+    drop(step);
+    // Nothing of the claims is left, and a sequence that writes what another one reads is refused.
+    drop(pool.writer(ids(&[0, 1, 2, 3])).unwrap());
+    planned(&mut plan, 1, &[1]);
+    assert_eq!(pool.claim_plan(&plan).unwrap_err(), busy(1, "a running step"));
+    drop(pool.writer(ids(&[0, 1, 2, 3])).unwrap());
+}
+
+#[test]
+#[should_panic(expected = "belongs to the running step")]
+fn what_a_step_only_reads_it_cannot_write() {
+    let pool = pool(KvDtype::F16, 8);
+    let layout = *pool.layout();
+    let width = (layout.num_kv_heads * layout.head_dim) as usize;
+    let mut plan = StepPlan::default();
+    planned(&mut plan, layout.block_tokens, &[0, 1]);
+    let mut step = pool.claim_plan(&plan).unwrap();
+    let row = vec![1.0; width];
+    step.write_token(0, BlockId(1), 0, &row, &row);
+    step.write_token(0, BlockId(0), 0, &row, &row);
 }
 
 #[test]

@@ -215,11 +215,12 @@ fn damaged_files_are_errors() {
     let mut bench = support::Bench::new(loaded.runner, 16, loaded.pool.total_blocks());
     bench.add(&[1, 2, 3], &protocol::sampling::SamplingParams::greedy(), 1, false);
     let plan = bench.plan(&[(0, 3)]);
-    let error = engine::runner::Runner::execute(&mut bench.runner, &plan, &mut engine::runner::NoObserver);
-    let message = error.unwrap_err().to_string();
+    let output = engine::runner::Runner::run(&mut bench.runner, &plan, &mut engine::runner::NoObserver).unwrap();
+    assert!(output.sampled.is_empty());
     assert!(
-        message.contains("sequence 0") && message.contains("not a number"),
-        "{message}"
+        output.failed.len() == 1 && output.failed[0].1.contains("not a number"),
+        "{:?}",
+        output.failed
     );
     refused(Path::new("/nowhere/model.gguf"), &["/nowhere/model.gguf"]);
     refused(Path::new(""), &["model.path"]);

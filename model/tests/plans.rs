@@ -99,22 +99,22 @@ const CHANGES: &[Change] = &[
 fn check<R: Runner>(make: impl Fn() -> Bench<R>) {
     let mut bench = make();
     let good = valid(&mut bench);
-    let expected = bench.runner.execute(&good, &mut NoObserver).unwrap();
+    let expected = bench.runner.run(&good, &mut NoObserver).unwrap();
     let mut bench = make();
     valid(&mut bench);
     for (words, change) in CHANGES {
         let mut plan = good.clone();
         change(&mut plan);
-        match bench.runner.execute(&plan, &mut NoObserver) {
+        match bench.runner.run(&plan, &mut NoObserver) {
             Err(RunnerError::InvalidPlan(message)) if message.contains(words) => {}
             other => panic!("expected {words:?}, got {other:?}"),
         }
     }
     // The runner is as good as new.
-    let found = bench.runner.execute(&good, &mut NoObserver).unwrap();
+    let found = bench.runner.run(&good, &mut NoObserver).unwrap();
     assert_eq!(found.sampled, expected.sampled);
     assert_eq!(found.prompt_logprobs, expected.prompt_logprobs);
-    let empty = bench.runner.execute(&StepPlan::default(), &mut NoObserver).unwrap();
+    let empty = bench.runner.run(&StepPlan::default(), &mut NoObserver).unwrap();
     assert!(empty.sampled.is_empty() && empty.prompt_logprobs.is_empty());
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use engine::engine::Engine;
 use engine::event::EngineEvent;
-use engine::plan::{BlockId, SequenceId, StepPlan};
+use engine::plan::{BlockId, SequenceId, StepOutput, StepPlan};
 use engine::runner::{LayerObserver, Runner};
 use engine::sequence::SequenceSpec;
 use protocol::control::StepTiming;
@@ -116,6 +116,7 @@ pub fn start(
         load: load_sender,
         records: HashMap::new(),
         events: Vec::new(),
+        output: StepOutput::default(),
         audited: None,
     };
     let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
@@ -136,6 +137,7 @@ struct State {
     load: watch::Sender<EngineLoad>,
     records: HashMap<SequenceId, Record>,
     events: Vec<EngineEvent>,
+    output: StepOutput,
     /// When the books were audited last.
     audited: Option<Instant>,
 }
@@ -267,6 +269,7 @@ impl State {
                 plan,
                 records: &mut self.records,
             },
+            &mut self.output,
         );
         let elapsed = self.clock.now().saturating_duration_since(started);
         for planned in &plan.sequences {
@@ -275,8 +278,8 @@ impl State {
             }
         }
         match outcome {
-            Ok(output) => {
-                if let Err(error) = self.engine.apply(&output, &mut self.events) {
+            Ok(()) => {
+                if let Err(error) = self.engine.apply(&self.output, &mut self.events) {
                     tracing::error!(%error, rows, "a step came to nothing; its sequences end with an error");
                 }
             }

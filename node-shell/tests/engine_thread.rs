@@ -142,11 +142,16 @@ struct Gated {
 }
 
 impl Runner for Gated {
-    fn execute(&mut self, plan: &StepPlan, observer: &mut dyn LayerObserver) -> Result<StepOutput, RunnerError> {
+    fn execute(
+        &mut self,
+        plan: &StepPlan,
+        observer: &mut dyn LayerObserver,
+        output: &mut StepOutput,
+    ) -> Result<(), RunnerError> {
         self.permits
             .recv()
             .map_err(|_| RunnerError::Failed("no more permits".to_owned()))?;
-        self.inner.execute(plan, observer)
+        self.inner.execute(plan, observer, output)
     }
 }
 

@@ -278,6 +278,32 @@ fn a_failed_step_ends_its_sequences_and_no_others() {
 }
 
 #[test]
+fn a_sequence_that_comes_to_nothing_ends_alone() {
+    let mut bench = Bench::new(limits());
+    let ids: Vec<SequenceId> = (0..4)
+        .map(|salt| {
+            bench.add(SequenceSpec {
+                prompt_logprobs: true,
+                on_finish: OnFinish::Hold,
+                ..spec(prompt(salt, 3), 4)
+            })
+        })
+        .collect();
+    bench.step();
+    let plan = bench.engine.plan().unwrap().clone();
+    bench.runner.break_next(ids[2]);
+    bench.expect_failure(ids[2]);
+    bench.execute(&plan);
+    assert_eq!(bench.engine.block_table(ids[2]), None, "its blocks are not held");
+    bench.run();
+    for id in &ids {
+        assert_eq!(bench.engine.release_held(*id), *id != ids[2]);
+        assert_eq!(bench.observed[id].seen, if *id == ids[2] { 1 } else { 4 });
+    }
+    bench.assert_complete_and_idle();
+}
+
+#[test]
 fn step_reports_a_runner_that_fails() {
     let mut engine = Engine::new(limits()).unwrap();
     let mut runner = ScriptedRunner::new(MODEL, 64, 4);

@@ -170,7 +170,7 @@ impl Bench {
     /// Executes and applies a plan that has been drawn before.
     fn execute(&mut self, plan: &StepPlan) -> StepStats {
         self.check_plan(plan);
-        let output = self.runner.execute(plan, &mut NoObserver).unwrap();
+        let output = self.runner.run(plan, &mut NoObserver).unwrap();
         let mut events = Vec::new();
         let stats = self.engine.apply(&output, &mut events).unwrap();
         for event in events {
@@ -180,10 +180,15 @@ impl Bench {
         stats
     }
 
+    /// The runner is going to fail one sequence alone.
+    fn expect_failure(&mut self, id: SequenceId) {
+        self.observed.get_mut(&id).unwrap().failed = true;
+    }
+
     /// The runner fails the step that is in flight.
     fn fail(&mut self, plan: &StepPlan) {
         self.runner.fail_next("power cut");
-        let message = self.runner.execute(plan, &mut NoObserver).unwrap_err().to_string();
+        let message = self.runner.run(plan, &mut NoObserver).unwrap_err().to_string();
         let mut events = Vec::new();
         self.engine.fail_step(&message, &mut events);
         let planned: BTreeSet<SequenceId> = plan.sequences.iter().map(|planned| planned.id).collect();
@@ -263,7 +268,11 @@ impl Bench {
                 assert!(!self.observed[&id].ended, "{id:?} was preempted after its end");
                 self.preempted += 1;
             }
-            EngineEvent::Failed { id, message } => panic!("{id:?} failed: {message}"),
+            EngineEvent::Failed { id, message } => {
+                let observed = self.observed.get_mut(&id).unwrap();
+                assert!(observed.failed && !observed.ended, "{id:?} failed: {message}");
+                observed.ended = true;
+            }
         }
     }
 

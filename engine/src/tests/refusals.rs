@@ -12,7 +12,7 @@ use crate::sequence::{SequenceSpec, SpecError};
 #[test]
 fn an_output_that_contradicts_its_plan_fails_the_step() {
     type Damage = fn(&mut StepOutput);
-    let damages: [(Damage, &str); 6] = [
+    let damages: [(Damage, &str); 8] = [
         (|o| o.sampled.truncate(1), "1 tokens were sampled instead of 2"),
         (
             |o| o.sampled.swap(0, 1),
@@ -34,6 +34,14 @@ fn an_output_that_contradicts_its_plan_fails_the_step() {
             |o| o.prompt_logprobs[0].1.push(0.0),
             "sequence 1 has 5 prompt log-probabilities; expected: sequence 1 with 4",
         ),
+        (
+            |o| o.failed.push((SequenceId(1), String::new())),
+            "2 tokens were sampled instead of 1",
+        ),
+        (
+            |o| o.failed.push((SequenceId(7), String::new())),
+            "sequence 7 failed, which is not planned or not in the plan's order",
+        ),
     ];
     for (damage, reason) in damages {
         let mut bench = Bench::new(limits());
@@ -45,7 +53,7 @@ fn an_output_that_contradicts_its_plan_fails_the_step() {
             }),
         ];
         let plan = bench.engine.plan().unwrap().clone();
-        let mut output = bench.runner.execute(&plan, &mut NoObserver).unwrap();
+        let mut output = bench.runner.run(&plan, &mut NoObserver).unwrap();
         damage(&mut output);
         let mut events = Vec::new();
         let error = bench.engine.apply(&output, &mut events).unwrap_err();

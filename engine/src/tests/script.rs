@@ -117,7 +117,7 @@ impl Player {
             let star = if planned.sample.is_some() { "*" } else { "" };
             words.push(format!("{}:{first}-{}{star}", planned.id.0, first + rows - 1));
         }
-        let output = self.runner.execute(plan, &mut NoObserver).unwrap();
+        let output = self.runner.run(plan, &mut NoObserver).unwrap();
         let mut events = Vec::new();
         self.engine.apply(&output, &mut events).unwrap();
         for event in events {

@@ -142,7 +142,7 @@ impl<R: Runner> Bench<R> {
     /// Computes the next rows of some sequences and applies what comes out.
     pub fn advance(&mut self, rows: &[(usize, usize)]) {
         let plan = self.plan(rows);
-        let out = self.runner.execute(&plan, &mut NoObserver).unwrap();
+        let out = self.runner.run(&plan, &mut NoObserver).unwrap();
         for &(index, count) in rows {
             self.sequences[index].computed += count;
         }

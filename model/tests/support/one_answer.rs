@@ -125,7 +125,7 @@ pub fn handed_over<R: Runner>(
             blocks: &blocks,
             layers: Vec::new(),
         };
-        let out = from.runner.execute(&plan, &mut pusher).unwrap();
+        let out = from.runner.run(&plan, &mut pusher).unwrap();
         let layers = pusher.layers;
         assert_eq!(layers.concat(), from_pool.gather(0..num_layers, &blocks).unwrap());
         from.apply(out);
