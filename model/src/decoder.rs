@@ -8,8 +8,8 @@ use engine::runner::LayerObserver;
 
 use crate::arch::ArchConfig;
 use crate::kernels::{
-    AttentionShape, Cpu, KernelError, KvShape, Linear, PagedAttention, RopeTable, Scratch, SequenceRows, add, add_bias,
-    forward_many, rms_norm, rms_norm_in_place, rope, silu_mul,
+    Activation, AttentionShape, Cpu, KernelError, KvShape, Linear, Operand, PagedAttention, RopeTable, Rows, Scratch,
+    SequenceRows, Target, add_bias, products, rms_norm_in_place, rope,
 };
 use crate::kv_pool::StepAccess;
 use crate::tensor_names::{Part, Tensor};
@@ -24,18 +24,6 @@ struct Projection {
 impl Projection {
     fn add_bias(&self, cpu: &Cpu, y: &mut [f32]) -> Result<(), KernelError> {
         self.bias.as_ref().map_or(Ok(()), |bias| add_bias(cpu, y, bias))
-    }
-
-    fn forward(
-        &self,
-        cpu: &Cpu,
-        x: &[f32],
-        rows: usize,
-        y: &mut [f32],
-        scratch: &mut Scratch,
-    ) -> Result<(), KernelError> {
-        self.linear.forward(cpu, x, rows, y, scratch)?;
-        self.add_bias(cpu, y)
     }
 }
 
@@ -68,15 +56,14 @@ pub(crate) struct Buffers {
     positions: Vec<u32>,
     /// Residual stream.
     x: Vec<f32>,
-    normed: Vec<f32>,
+    /// What is multiplied with the weights next.
+    operand: Operand,
     query: Vec<f32>,
     key: Vec<f32>,
     value: Vec<f32>,
     attended: Vec<f32>,
     gate: Vec<f32>,
     up: Vec<f32>,
-    /// What is added to the residual stream.
-    delta: Vec<f32>,
     kernels: Scratch,
 }
 
@@ -213,18 +200,22 @@ impl Decoder {
     fn project(&self, layer: &Layer, rows: usize, b: &mut Buffers) -> Result<(), KernelError> {
         let (config, cpu) = (&self.config, &self.cpu);
         let width = config.num_heads * config.head_dim;
-        let x = &b.x[..rows * config.hidden_size];
-        let normed = sized(&mut b.normed, x.len());
-        rms_norm(cpu, x, &layer.attention_norm, config.norm_eps, normed)?;
+        let norm = Rows::Normed {
+            x: &b.x[..rows * config.hidden_size],
+            weight: &layer.attention_norm,
+            eps: config.norm_eps,
+        };
+        let (q, k, v) = (&layer.query.linear, &layer.key.linear, &layer.value.linear);
+        b.operand.prepare(cpu, norm, &[q, k, v])?;
         let query = sized(&mut b.query, rows * width);
         let key = sized(&mut b.key, rows * self.kv_width());
         let value = sized(&mut b.value, rows * self.kv_width());
-        let mut products = [
-            (&layer.query.linear, &mut *query),
-            (&layer.key.linear, &mut *key),
-            (&layer.value.linear, &mut *value),
+        let targets = [
+            (q, Target::Store(&mut *query)),
+            (k, Target::Store(&mut *key)),
+            (v, Target::Store(&mut *value)),
         ];
-        forward_many(cpu, &mut products, normed, rows, &mut b.kernels)?;
+        products(cpu, &b.operand, targets)?;
         layer.query.add_bias(cpu, query)?;
         layer.key.add_bias(cpu, key)?;
         layer.value.add_bias(cpu, value)?;
@@ -257,27 +248,40 @@ impl Decoder {
             kv: &|block: BlockId| access.block(index, block),
         };
         attention.run(&self.cpu, &b.query[..rows * width], attended, &mut b.kernels)?;
-        let delta = sized(&mut b.delta, rows * config.hidden_size);
-        layer.output.forward(&self.cpu, attended, rows, delta, &mut b.kernels)?;
-        add(&self.cpu, &mut b.x[..rows * config.hidden_size], delta)
+        let output = &layer.output;
+        b.operand.prepare(&self.cpu, Rows::Plain(attended), &[&output.linear])?;
+        let x = &mut b.x[..rows * config.hidden_size];
+        products(&self.cpu, &b.operand, [(&output.linear, Target::Add(&mut *x))])?;
+        output.add_bias(&self.cpu, x)
     }
 
     /// The feed-forward network of the first `rows` rows of the residual stream.
     fn finish_layer(&self, layer: &Layer, rows: usize, b: &mut Buffers) -> Result<(), KernelError> {
         let (config, cpu) = (&self.config, &self.cpu);
-        let x = &mut b.x[..rows * config.hidden_size];
-        let normed = sized(&mut b.normed, x.len());
-        rms_norm(cpu, x, &layer.ffn_norm, config.norm_eps, normed)?;
+        let norm = Rows::Normed {
+            x: &b.x[..rows * config.hidden_size],
+            weight: &layer.ffn_norm,
+            eps: config.norm_eps,
+        };
+        b.operand.prepare(cpu, norm, &[&layer.gate.linear, &layer.up.linear])?;
         let gate = sized(&mut b.gate, rows * config.ffn_size);
         let up = sized(&mut b.up, rows * config.ffn_size);
-        let mut products = [(&layer.gate.linear, &mut *gate), (&layer.up.linear, &mut *up)];
-        forward_many(cpu, &mut products, normed, rows, &mut b.kernels)?;
+        let targets = [
+            (&layer.gate.linear, Target::Store(&mut *gate)),
+            (&layer.up.linear, Target::Store(&mut *up)),
+        ];
+        products(cpu, &b.operand, targets)?;
         layer.gate.add_bias(cpu, gate)?;
         layer.up.add_bias(cpu, up)?;
-        silu_mul(cpu, gate, up)?;
-        let delta = sized(&mut b.delta, x.len());
-        layer.down.forward(cpu, gate, rows, delta, &mut b.kernels)?;
-        add(cpu, x, delta)
+        let gated = Rows::Gated {
+            gate,
+            up,
+            activation: Activation::Silu,
+        };
+        b.operand.prepare(cpu, gated, &[&layer.down.linear])?;
+        let x = &mut b.x[..rows * config.hidden_size];
+        products(cpu, &b.operand, [(&layer.down.linear, Target::Add(&mut *x))])?;
+        layer.down.add_bias(cpu, x)
     }
 
     /// Moves the wanted rows of `x` and `query` to the front; returns them as rows of sequences, and their number.

@@ -34,7 +34,14 @@ pub fn add_bias(cpu: &Cpu, x: &mut [f32], bias: &[f32]) -> Result<(), KernelErro
 /// If the lengths differ.
 pub fn silu_mul(cpu: &Cpu, gate: &mut [f32], up: &[f32]) -> Result<(), KernelError> {
     KernelError::check("length of a gated activation's second factor", gate.len(), up.len())?;
-    dispatch::run(cpu, GatedActivation { gate, up, tanh: false });
+    dispatch::run(
+        cpu,
+        GatedActivation {
+            gate,
+            up,
+            activation: Activation::Silu,
+        },
+    );
     Ok(())
 }
 
@@ -44,7 +51,14 @@ pub fn silu_mul(cpu: &Cpu, gate: &mut [f32], up: &[f32]) -> Result<(), KernelErr
 /// If the lengths differ.
 pub fn gelu_tanh_mul(cpu: &Cpu, gate: &mut [f32], up: &[f32]) -> Result<(), KernelError> {
     KernelError::check("length of a gated activation's second factor", gate.len(), up.len())?;
-    dispatch::run(cpu, GatedActivation { gate, up, tanh: true });
+    dispatch::run(
+        cpu,
+        GatedActivation {
+            gate,
+            up,
+            activation: Activation::GeluTanh,
+        },
+    );
     Ok(())
 }
 
@@ -76,28 +90,50 @@ impl Kernel for Add<'_> {
     }
 }
 
+/// What is applied to the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// See [`silu_mul`].
+    Silu,
+    /// See [`gelu_tanh_mul`].
+    GeluTanh,
+}
+
 struct GatedActivation<'a> {
     gate: &'a mut [f32],
     up: &'a [f32],
-    tanh: bool,
+    activation: Activation,
 }
 
 impl Kernel for GatedActivation<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Lanes>(self) {
-        let one = S::splat(1.0);
         for at in (0..self.gate.len()).step_by(LANES) {
-            let g: S = load_part(self.gate, at);
-            let exponent = if self.tanh {
-                // -2 sqrt(2/pi) (g + 0.044715 g^3) = g (a + b g^2)
-                let (a, b) = (S::splat(-1.595_769_2), S::splat(-0.071_354_814));
-                g.mul(g.mul(g).fma(b, a))
-            } else {
-                S::splat(0.0).sub(g)
-            };
-            let activated = g.div(one.add(exp(exponent)));
+            let activated = activated::<S>(load_part(self.gate, at), self.activation);
             store_part(activated.mul(load_part(self.up, at)), self.gate, at);
         }
     }
+}
+
+/// out = activation(gate) * up.
+#[inline(always)]
+pub(super) fn gated<S: Lanes>(gate: &[f32], up: &[f32], activation: Activation, out: &mut [f32]) {
+    for at in (0..gate.len()).step_by(LANES) {
+        let activated = activated::<S>(load_part(gate, at), activation);
+        store_part(activated.mul(load_part(up, at)), out, at);
+    }
+}
+
+#[inline(always)]
+fn activated<S: Lanes>(g: S, activation: Activation) -> S {
+    let exponent = match activation {
+        Activation::Silu => S::splat(0.0).sub(g),
+        Activation::GeluTanh => {
+            // -2 sqrt(2/pi) (g + 0.044715 g^3) = g (a + b g^2)
+            let (a, b) = (S::splat(-1.595_769_2), S::splat(-0.071_354_814));
+            g.mul(g.mul(g).fma(b, a))
+        }
+    };
+    g.div(S::splat(1.0).add(exp(exponent)))
 }

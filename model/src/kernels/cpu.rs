@@ -1,6 +1,11 @@
 //! Where kernels run: the instruction set, found once, and the threads.
+#![allow(unsafe_code, reason = "threads work on different parts of one borrowed slice")]
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::KernelError;
+use super::team::Team;
 
 /// Instruction sets with kernels of their own, from least to most capable. All give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -59,11 +64,11 @@ pub struct Cpu {
     level: CpuLevel,
     threads: usize,
     /// `threads - 1` helpers; the caller's thread does its share.
-    pool: Option<rayon::ThreadPool>,
+    team: Option<Team>,
 }
 
 impl Cpu {
-    /// The best level of this CPU with `threads` threads (1: the caller's alone, no pool).
+    /// The best level of this CPU with `threads` threads (1: the caller's alone).
     ///
     /// # Errors
     /// If `threads` is zero or absurd, or the system gives no threads.
@@ -71,29 +76,38 @@ impl Cpu {
         Self::with_level(CpuLevel::detect(), threads)
     }
 
+    /// The same with helper threads pinned: thread i of the call runs on `cores[i]`. The caller's own thread is number 0,
+    /// and pinning it is the caller's affair ([`super::pin_current_thread`]). No cores: nothing is pinned.
+    ///
+    /// # Errors
+    /// As [`Cpu::new`], and if the number of cores is neither 0 nor that of the threads, or a core cannot be used.
+    pub fn pinned(threads: usize, cores: &[usize]) -> Result<Self, KernelError> {
+        if !cores.is_empty() {
+            KernelError::check("number of cores to pin compute threads to", threads, cores.len())?;
+        }
+        Self::start(CpuLevel::detect(), threads, cores)
+    }
+
     /// A given level, for tests and comparisons.
     ///
     /// # Errors
     /// As [`Cpu::new`], and if this CPU lacks the level.
     pub fn with_level(level: CpuLevel, threads: usize) -> Result<Self, KernelError> {
+        Self::start(level, threads, &[])
+    }
+
+    fn start(level: CpuLevel, threads: usize, cores: &[usize]) -> Result<Self, KernelError> {
         let best = CpuLevel::detect();
         if level > best {
             return Err(KernelError::UnsupportedLevel { wanted: level, best });
         }
-        let fail = |reason: String| KernelError::Threads { threads, reason };
         if threads == 0 || threads > KernelError::MAX_THREADS {
-            return Err(fail("out of range".to_owned()));
+            let reason = "out of range".to_owned();
+            return Err(KernelError::Threads { threads, reason });
         }
-        let pool = if threads == 1 {
-            None
-        } else {
-            let name = |i| format!("kernels-{i}");
-            let builder = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads - 1)
-                .thread_name(name);
-            Some(builder.build().map_err(|e| fail(e.to_string()))?)
-        };
-        Ok(Self { level, threads, pool })
+        let helpers = cores.get(1..).unwrap_or(&[]);
+        let team = (threads > 1).then(|| Team::new(threads - 1, helpers)).transpose()?;
+        Ok(Self { level, threads, team })
     }
 
     /// The instruction set in use. This CPU has it.
@@ -106,17 +120,68 @@ impl Cpu {
         self.threads
     }
 
-    /// Calls `f` on every part, each on some thread; the first part runs on the caller's.
+    /// Calls `f` on every part; part i runs on thread i, the first on the caller's. There must not be more parts than
+    /// threads.
     pub(super) fn each<T: Send>(&self, parts: &mut [T], f: impl Fn(&mut T) + Sync) {
-        match (&self.pool, parts) {
-            (Some(pool), [first, rest @ ..]) if !rest.is_empty() => pool.in_place_scope(|scope| {
-                let f = &f;
-                for part in rest {
-                    scope.spawn(move |_| f(part));
-                }
-                f(first);
-            }),
+        match (&self.team, parts) {
+            (Some(team), parts) if parts.len() > 1 => {
+                assert!(parts.len() <= self.threads, "a part for every thread at most");
+                let first = Parts(parts.as_mut_ptr());
+                let count = parts.len();
+                team.run(&|i| {
+                    if i < count {
+                        // SAFETY: each index is given out once a call, to one thread, and lies within `parts`, which
+                        // is borrowed until `run` returns.
+                        f(unsafe { &mut *first.at(i) });
+                    }
+                });
+            }
             (_, parts) => parts.iter_mut().for_each(f),
         }
+    }
+
+    /// Cuts 0..count into even ranges, one a thread, and calls `f` with the thread's number and its range unless that is
+    /// empty.
+    pub(super) fn ranges(&self, count: usize, f: impl Fn(usize, Range<usize>) + Sync) {
+        match &self.team {
+            Some(team) if count > 1 => team.run(&|i| {
+                let (start, end) = (count * i / self.threads, count * (i + 1) / self.threads);
+                if start < end {
+                    f(i, start..end);
+                }
+            }),
+            _ if count > 0 => f(0, 0..count),
+            _ => {}
+        }
+    }
+
+    /// Hands out the indices 0..count to the threads as they come, and calls `f` with each.
+    pub(super) fn share(&self, count: usize, f: impl Fn(usize) + Sync) {
+        match &self.team {
+            Some(team) if count > 1 => {
+                let next = AtomicUsize::new(0);
+                team.run(&|_| {
+                    loop {
+                        let index = next.fetch_add(1, Ordering::Relaxed);
+                        if index >= count {
+                            break;
+                        }
+                        f(index);
+                    }
+                });
+            }
+            _ => (0..count).for_each(f),
+        }
+    }
+}
+
+/// Start of the parts of a call.
+struct Parts<T>(*mut T);
+// SAFETY: threads make references to different parts; `T: Send` where the parts come from (`Cpu::each`).
+unsafe impl<T: Send> Sync for Parts<T> {}
+
+impl<T> Parts<T> {
+    fn at(&self, i: usize) -> *mut T {
+        self.0.wrapping_add(i)
     }
 }

@@ -26,6 +26,14 @@ pub enum KernelError {
         /// What went wrong.
         reason: String,
     },
+    /// A thread cannot be kept on a core.
+    #[error("kernels: a thread cannot be pinned to core {core}: {reason}")]
+    Core {
+        /// Number of the core.
+        core: usize,
+        /// What went wrong.
+        reason: String,
+    },
     /// A slice or dimension has the wrong size.
     #[error("kernels: {what} is {found}, must be {expected}")]
     Shape {

@@ -16,6 +16,7 @@
 use super::lanes::{IntLanes, LANES};
 use super::math::ROUND;
 use super::pack::{BLOCK, Q4Tile, Q8Scales, Q8Tile};
+use super::shared::SharedMut;
 
 /// Activations that share a scale.
 pub(super) const HALF: usize = BLOCK / 2;
@@ -94,15 +95,21 @@ pub(super) fn block_index(row: usize, block: usize, blocks: usize, passes: usize
 
 /// Rounds a row of `32 * blocks` values to int8 blocks in `out`, all rows' activations: in one pass, or in two, of which
 /// the second rounds what the first has left over.
+///
+/// # Safety
+/// No other thread may use the blocks of this row.
 #[inline(always)]
-pub(super) fn quantise_row(x: &[f32], row: usize, passes: usize, out: &mut [Int8Block]) {
+pub(super) unsafe fn quantise_row(x: &[f32], row: usize, passes: usize, out: &SharedMut<'_, Int8Block>) {
     let (blocks, _) = x.as_chunks::<BLOCK>();
     for (i, x) in blocks.iter().enumerate() {
         let at = block_index(row, i, blocks.len(), passes);
         let first = Int8Block::new(x);
-        out[at] = first;
+        // SAFETY: the caller vouches for the row's blocks.
+        unsafe { out.part(at..at + 1)[0] = first };
         if passes == 2 {
-            out[at + GROUP] = Int8Block::new(&first.remainder(x));
+            let at = at + GROUP;
+            // SAFETY: as above.
+            unsafe { out.part(at..at + 1)[0] = Int8Block::new(&first.remainder(x)) };
         }
     }
 }
@@ -280,6 +287,8 @@ pub(super) struct IntProduct<W> {
     /// Where the first tile's first row goes.
     pub(super) y: *mut f32,
     pub(super) y_row: usize,
+    /// Add to what is in y.
+    pub(super) add: bool,
     /// Ask for the weights of the next tiles while working on these.
     pub(super) prefetch: bool,
 }
@@ -372,7 +381,11 @@ impl<W: Weights> IntProduct<W> {
         for (r, acc) in acc.iter().enumerate() {
             for (t, acc) in acc.iter().enumerate() {
                 // SAFETY: row r and tile t are among those the caller vouches for.
-                unsafe { acc.store(self.y.add(r * self.y_row + t * LANES)) };
+                unsafe {
+                    let y = self.y.add(r * self.y_row + t * LANES);
+                    let sum = if self.add { S::load(y).add(*acc) } else { *acc };
+                    sum.store(y);
+                }
             }
         }
     }

@@ -13,9 +13,11 @@ use super::cpu::Cpu;
 use super::dispatch::{self, IntKernel, Kernel};
 use super::gemm::Product;
 use super::ggml::GgmlType;
-use super::int_gemm::{GROUP, Int8Block, IntProduct, Q4Weights, Q8Weights, Weights, quantise_row};
+use super::int_gemm::{GROUP, IntProduct, Q4Weights, Q8Weights, Weights};
 use super::lanes::{IntLanes, LANES, Lanes};
+use super::operand::{Operand, Rows};
 use super::pack::{BLOCK, Line, Packed, pack_dequantised, pack_f32, pack_q4, pack_q8};
+use super::shared::SharedMut;
 
 /// How a quantised matrix is multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +33,7 @@ pub enum LinearMode {
 /// Buffers that kernels reuse from call to call. One for each thread that calls kernels.
 #[derive(Default)]
 pub struct Scratch {
-    pub(super) activations: Vec<Int8Block>,
+    pub(super) operand: Operand,
     pub(super) units: Vec<Unit>,
     pub(super) attention: Vec<AttentionScratch>,
 }
@@ -106,6 +108,28 @@ impl Linear {
         self.packed.bytes()
     }
 
+    /// An error unless the operand has the rows in the form that this matrix takes.
+    fn check_operand(&self, operand: &Operand) -> Result<(), KernelError> {
+        KernelError::check("input features of a product's operand", self.k, operand.k())?;
+        match self.passes() {
+            0 => KernelError::check(
+                "f32 values of a product's operand",
+                operand.rows() * self.k,
+                operand.floats().len(),
+            ),
+            passes => KernelError::check("passes of a product's operand", passes, operand.passes()),
+        }
+    }
+
+    /// Int8 blocks that it wants of each block of activations; 0 if it takes f32.
+    pub(super) fn passes(&self) -> usize {
+        if matches!(self.packed, Packed::F32(_)) {
+            0
+        } else {
+            self.passes
+        }
+    }
+
     /// y\[m\]\[n\] = x\[m\]\[k\] W^T.
     ///
     /// # Errors
@@ -118,7 +142,9 @@ impl Linear {
         y: &mut [f32],
         scratch: &mut Scratch,
     ) -> Result<(), KernelError> {
-        forward_many(cpu, &mut [(self, y)], x, m, scratch)
+        KernelError::check("length of a product's input", m.saturating_mul(self.k), x.len())?;
+        scratch.operand.prepare(cpu, Rows::Plain(x), &[self])?;
+        products(cpu, &scratch.operand, [(self, Target::Store(y))])
     }
 }
 
@@ -139,116 +165,174 @@ fn check_dimensions(n: usize, k: usize) -> Result<(), KernelError> {
     }
 }
 
-/// Several products of the same rows, for example a layer's query, key and value: the rows are rounded to int8 once.
-/// Gives the same bits as one [`Linear::forward`] for each.
+/// Where a product goes, \[m\]\[n\].
+pub enum Target<'a> {
+    /// Replaces what is there.
+    Store(&'a mut [f32]),
+    /// Is added to what is there.
+    Add(&'a mut [f32]),
+}
+
+/// Tiles of columns that a thread takes at a time, at least: enough to keep its registers full.
+const SHARE: usize = 8;
+
+/// Several products of the same rows, for example a layer's query, key and value.
 ///
 /// # Errors
-/// If a slice has the wrong length, or quantised matrices want activations of different precision.
-pub fn forward_many(
+/// If a target has the wrong length, or the operand was prepared for other matrices.
+pub fn products<const N: usize>(
     cpu: &Cpu,
-    products: &mut [(&Linear, &mut [f32])],
-    x: &[f32],
-    m: usize,
-    scratch: &mut Scratch,
+    operand: &Operand,
+    products: [(&Linear, Target<'_>); N],
 ) -> Result<(), KernelError> {
-    for (linear, y) in products.iter() {
-        KernelError::check("length of a product's input", m.saturating_mul(linear.k), x.len())?;
+    let m = operand.rows();
+    for (linear, target) in &products {
+        let (Target::Store(y) | Target::Add(y)) = target;
         KernelError::check("length of a product's output", m.saturating_mul(linear.n), y.len())?;
+        linear.check_operand(operand)?;
     }
     if m == 0 {
         return Ok(());
     }
-    let mut quantised = products
-        .iter()
-        .filter(|(linear, _)| !matches!(linear.packed, Packed::F32(_)))
-        .map(|(linear, _)| linear.passes);
-    if let Some(passes) = quantised.next() {
-        if let Some(other) = quantised.find(|&other| other != passes) {
-            KernelError::check("passes of a matrix that shares its input with others", passes, other)?;
-        }
-        quantise(cpu, x, m, passes, &mut scratch.activations);
-    }
-    for (linear, y) in products {
-        let y = Output(y.as_mut_ptr());
+    let jobs = products.map(|(linear, target)| {
+        let (y, add) = match target {
+            Target::Store(y) => (y, false),
+            Target::Add(y) => (y, true),
+        };
+        let y = SharedMut::new(y);
         let tiles = linear.n.div_ceil(LANES);
-        let mut parts = split(tiles, cpu.threads());
-        cpu.each(&mut parts, |tiles| {
-            let part = Part {
-                linear,
-                x,
-                blocks: &scratch.activations,
-                m,
-                y,
-                tiles: tiles.clone(),
-            };
-            match linear.packed {
-                Packed::F32(_) => dispatch::run(cpu, part),
-                Packed::Q4(_) | Packed::Q8 { .. } => dispatch::run_int(cpu, part),
+        // One share for each thread would make all wait for the one that the system holds up.
+        let share = if cpu.threads() == 1 {
+            tiles
+        } else {
+            tiles.div_ceil(4 * cpu.threads()).next_multiple_of(SHARE)
+        };
+        Job {
+            linear,
+            y,
+            add,
+            share,
+            shares: tiles.div_ceil(share),
+        }
+    });
+    let shares = jobs.iter().map(|job| job.shares).sum();
+    cpu.share(shares, |mut index| {
+        for job in &jobs {
+            if index < job.shares {
+                return job.run(cpu, operand, index);
             }
-        });
-    }
+            index -= job.shares;
+        }
+    });
     Ok(())
 }
 
-/// 0..count in at most `parts` even ranges.
-pub(super) fn split(count: usize, parts: usize) -> Vec<Range<usize>> {
-    let parts = parts.min(count).max(1);
-    (0..parts).map(|i| count * i / parts..count * (i + 1) / parts).collect()
+/// One of the products of a call.
+struct Job<'a> {
+    linear: &'a Linear,
+    y: SharedMut<'a, f32>,
+    add: bool,
+    /// Tiles that are taken at a time.
+    share: usize,
+    shares: usize,
 }
 
-/// Where threads write, each its own columns.
-#[derive(Clone, Copy)]
-struct Output(*mut f32);
-// SAFETY: `forward_many` gives every thread other columns of the slice it borrows mutably, for the call's duration.
-unsafe impl Send for Output {}
-// SAFETY: as above.
-unsafe impl Sync for Output {}
+impl Job<'_> {
+    fn run(&self, cpu: &Cpu, operand: &Operand, index: usize) {
+        let tiles = self.linear.n.div_ceil(LANES);
+        let part = Part {
+            linear: self.linear,
+            operand,
+            y: self.y.start(),
+            add: self.add,
+            tiles: index * self.share..tiles.min((index + 1) * self.share),
+        };
+        match self.linear.packed {
+            Packed::F32(_) => dispatch::run(cpu, part),
+            Packed::Q4(_) | Packed::Q8 { .. } => dispatch::run_int(cpu, part),
+        }
+    }
+}
 
-/// A range of a matrix's tiles of columns, for all rows.
+/// A range of a matrix's tiles of columns, for all rows. No two parts of a call have a tile in common.
 struct Part<'a> {
     linear: &'a Linear,
-    x: &'a [f32],
-    blocks: &'a [Int8Block],
-    m: usize,
-    y: Output,
+    operand: &'a Operand,
+    /// All columns' output, rows `linear.n` apart; as many rows as the operand has.
+    y: *mut f32,
+    add: bool,
     tiles: Range<usize>,
+}
+
+/// Where the product of some tiles goes.
+#[derive(Clone, Copy)]
+struct Place {
+    y: *mut f32,
+    y_row: usize,
+    add: bool,
 }
 
 /// The product of one kind of weights. (A trait and not a closure: closures are not compiled with the caller's
 /// instructions.)
 trait Tiles<S> {
-    /// The product for `tiles` tiles from `tile` on and some rows, to `y` with rows `y_row` apart.
+    /// True if [`Tiles::product`] can add.
+    const ADDS: bool;
+
+    /// The product for some tiles and rows.
     ///
     /// # Safety
-    /// `y` must have room for them.
-    unsafe fn product(&self, part: &Part<'_>, y: (*mut f32, usize), tiles: Range<usize>, rows: Range<usize>);
+    /// The place must have room for them.
+    unsafe fn product(&self, part: &Part<'_>, place: Place, tiles: Range<usize>, rows: Range<usize>);
 }
 
 impl Part<'_> {
     /// The product for the full tiles, and for a last tile with fewer than 16 columns through a buffer, since a
     /// register tile always writes 16.
     #[inline(always)]
-    fn run_tiles<S: Lanes>(&self, weights: impl Tiles<S>) {
+    fn run_tiles<S: Lanes, W: Tiles<S>>(&self, weights: W) {
         let Range { start, end } = self.tiles;
         let n = self.linear.n;
-        let full = end.min(n / LANES);
+        let full = if self.add && !W::ADDS {
+            start
+        } else {
+            end.min(n / LANES)
+        };
         if start < full {
-            let y = (self.y.0.wrapping_add(start * LANES), n);
-            // SAFETY: y is m x n, as `forward_many` checked, and these tiles' columns are below n.
-            unsafe { weights.product(self, y, start..full, 0..self.m) };
+            let place = Place {
+                y: self.y.wrapping_add(start * LANES),
+                y_row: n,
+                add: self.add,
+            };
+            // SAFETY: y is m x n, as `products` checked, and these tiles' columns are below n.
+            unsafe { weights.product(self, place, start..full, 0..self.operand.rows()) };
         }
-        if full < end {
-            let columns = n % LANES;
-            let mut buffer = [0.0; 8 * LANES];
-            for row in (0..self.m).step_by(8) {
-                let rows = row..self.m.min(row + 8);
-                // SAFETY: the buffer has 8 rows of one tile.
-                unsafe { weights.product(self, (buffer.as_mut_ptr(), LANES), full..end, rows.clone()) };
-                for (from, row) in buffer.chunks_exact(LANES).zip(rows) {
-                    let to = self.y.0.wrapping_add(row * n + full * LANES);
-                    // SAFETY: the last `columns` values of a row of y, which `forward_many` checked to be m x n, and
-                    // which no other thread's tiles cover.
-                    unsafe { to.copy_from_nonoverlapping(from.as_ptr(), columns) };
+        for tile in full..end {
+            self.buffered(&weights, tile);
+        }
+    }
+
+    /// The product for one tile by way of a buffer.
+    #[inline(always)]
+    fn buffered<S: Lanes, W: Tiles<S>>(&self, weights: &W, tile: usize) {
+        let (n, m) = (self.linear.n, self.operand.rows());
+        let columns = LANES.min(n - tile * LANES);
+        let mut buffer = [0.0; 8 * LANES];
+        for row in (0..m).step_by(8) {
+            let rows = row..m.min(row + 8);
+            let place = Place {
+                y: buffer.as_mut_ptr(),
+                y_row: LANES,
+                add: false,
+            };
+            // SAFETY: the buffer has 8 rows of one tile.
+            unsafe { weights.product(self, place, tile..tile + 1, rows.clone()) };
+            for (from, row) in buffer.chunks_exact(LANES).zip(rows) {
+                let to = self.y.wrapping_add(row * n + tile * LANES);
+                // SAFETY: values of a tile in a row of y, which `products` checked to be m x n, and which no other
+                // thread's tiles cover.
+                let to = unsafe { std::slice::from_raw_parts_mut(to, columns) };
+                for (to, from) in to.iter_mut().zip(from) {
+                    *to = if self.add { *to + *from } else { *from };
                 }
             }
         }
@@ -258,22 +342,24 @@ impl Part<'_> {
 struct Floats<'a>(&'a [Line]);
 
 impl<S: Lanes> Tiles<S> for Floats<'_> {
+    const ADDS: bool = false;
+
     #[inline(always)]
-    unsafe fn product(&self, part: &Part<'_>, y: (*mut f32, usize), tiles: Range<usize>, rows: Range<usize>) {
+    unsafe fn product(&self, part: &Part<'_>, place: Place, tiles: Range<usize>, rows: Range<usize>) {
         let k = part.linear.k;
         let product = Product {
             w: self.0[tiles.start * k..tiles.end * k].as_ptr().cast(),
             w_tile: k * LANES,
             w_k: LANES,
             k,
-            x: part.x[rows.start * k..rows.end * k].as_ptr(),
+            x: part.operand.floats()[rows.start * k..rows.end * k].as_ptr(),
             x_row: k,
-            y: y.0,
-            y_row: y.1,
+            y: place.y,
+            y_row: place.y_row,
             accumulate: false,
             prefetch: true,
         };
-        // SAFETY: the slices above have the rows and tiles; the caller vouches for y.
+        // SAFETY: the slices above have the rows and tiles; the caller vouches for the place.
         unsafe { product.run::<S>(rows.len(), tiles.len()) };
     }
 }
@@ -281,26 +367,30 @@ impl<S: Lanes> Tiles<S> for Floats<'_> {
 struct Quants<W>(W);
 
 impl<S: IntLanes, W: Weights> Tiles<S> for Quants<W> {
+    const ADDS: bool = true;
+
     #[inline(always)]
-    unsafe fn product(&self, part: &Part<'_>, y: (*mut f32, usize), tiles: Range<usize>, rows: Range<usize>) {
+    unsafe fn product(&self, part: &Part<'_>, place: Place, tiles: Range<usize>, rows: Range<usize>) {
         let blocks = part.linear.k / BLOCK;
+        let x = part.operand.blocks();
         assert!(
-            part.blocks.len() >= rows.end.next_multiple_of(GROUP) * blocks * part.linear.passes,
+            x.len() >= rows.end.next_multiple_of(GROUP) * blocks * part.linear.passes,
             "all rows were rounded to int8"
         );
         let product = IntProduct {
             w: self.0,
             tile: tiles.start,
             blocks,
-            x: part.blocks.as_ptr(),
+            x: x.as_ptr(),
             passes: part.linear.passes,
             row: rows.start,
-            y: y.0,
-            y_row: y.1,
+            y: place.y,
+            y_row: place.y_row,
+            add: place.add,
             prefetch: true,
         };
-        // SAFETY: there are blocks of the rows; the matrix has the tiles, since `forward_many` splits those it has;
-        // the caller vouches for y.
+        // SAFETY: there are blocks of the rows; the matrix has the tiles, since `products` splits those it has; the
+        // caller vouches for the place.
         unsafe { product.run::<S>(rows.len(), tiles.len()) };
     }
 }
@@ -310,7 +400,7 @@ impl Kernel for Part<'_> {
     #[inline(always)]
     fn run<S: Lanes>(self) {
         if let Packed::F32(lines) = &self.linear.packed {
-            self.run_tiles::<S>(Floats(lines));
+            self.run_tiles::<S, _>(Floats(lines));
         }
     }
 }
@@ -320,36 +410,11 @@ impl IntKernel for Part<'_> {
     #[inline(always)]
     fn run<S: IntLanes>(self) {
         match &self.linear.packed {
-            Packed::Q4(tiles) => self.run_tiles::<S>(Quants(Q4Weights(tiles.as_ptr()))),
+            Packed::Q4(tiles) => self.run_tiles::<S, _>(Quants(Q4Weights(tiles.as_ptr()))),
             Packed::Q8 { tiles, scales } => {
-                self.run_tiles::<S>(Quants(Q8Weights(tiles.as_ptr(), scales.as_ptr())));
+                self.run_tiles::<S, _>(Quants(Q8Weights(tiles.as_ptr(), scales.as_ptr())));
             }
             Packed::F32(_) => {}
         }
     }
-}
-
-/// Rounds `m` rows to int8 blocks.
-fn quantise(cpu: &Cpu, x: &[f32], m: usize, passes: usize, out: &mut Vec<Int8Block>) {
-    struct Quantise<'a> {
-        x: &'a [f32],
-        k: usize,
-        passes: usize,
-        out: &'a mut [Int8Block],
-    }
-    impl Kernel for Quantise<'_> {
-        type Output = ();
-        #[inline(always)]
-        fn run<S: Lanes>(self) {
-            for (row, x) in self.x.chunks_exact(self.k).enumerate() {
-                quantise_row(x, row, self.passes, self.out);
-            }
-        }
-    }
-    let k = x.len() / m;
-    let len = m.next_multiple_of(GROUP) * (k / BLOCK) * passes;
-    if out.len() < len {
-        out.resize(len, Int8Block::ZERO);
-    }
-    dispatch::run(cpu, Quantise { x, k, passes, out });
 }

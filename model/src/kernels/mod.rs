@@ -15,6 +15,7 @@
 compile_error!("the kernels read weights and KV bytes as little-endian numbers");
 
 mod activation;
+mod affinity;
 mod attention;
 mod attention_unit;
 mod cpu;
@@ -28,22 +29,27 @@ mod lanes;
 mod linear;
 mod math;
 mod norm;
+mod operand;
 mod pack;
 mod rope;
+mod shared;
 mod softmax;
+mod team;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 #[cfg(test)]
 mod tests;
 
-pub use activation::{add, add_bias, gelu_tanh_mul, silu_mul};
+pub use activation::{Activation, add, add_bias, gelu_tanh_mul, silu_mul};
+pub use affinity::pin_current_thread;
 pub use attention::{AttentionShape, PagedAttention, SequenceRows};
 pub use cpu::{Cpu, CpuLevel};
 pub use error::KernelError;
 pub use ggml::{GgmlType, dequantise, embedding_row};
 pub use kv_block::{KvShape, write_kv};
-pub use linear::{Linear, LinearMode, Scratch, forward_many};
+pub use linear::{Linear, LinearMode, Scratch, Target, products};
 pub use norm::{rms_norm, rms_norm_in_place};
+pub use operand::{Operand, Rows};
 pub use rope::{RopeStyle, RopeTable, rope};
 pub use softmax::{argmax, log_softmax, log_sum_exp, softmax};

@@ -40,17 +40,33 @@ impl Kernel for RmsNorm<'_> {
     fn run<S: Lanes>(self) {
         let dim = self.weight.len();
         for row in self.x.chunks_exact_mut(dim.max(1)) {
-            let mut squares = S::splat(0.0);
-            for at in (0..dim).step_by(LANES) {
-                let v: S = load_part(row, at);
-                squares = v.fma(v, squares);
-            }
-            let mean = squares.sum() / dim as f32;
-            let scale = S::splat(1.0 / (mean + self.eps).sqrt());
+            let scale = S::splat(norm_scale::<S>(row, self.eps));
             for at in (0..dim).step_by(LANES) {
                 let v: S = load_part(row, at);
                 store_part(v.mul(scale).mul(load_part(self.weight, at)), row, at);
             }
         }
+    }
+}
+
+/// 1 / sqrt(mean(x^2) + eps).
+#[inline(always)]
+fn norm_scale<S: Lanes>(row: &[f32], eps: f32) -> f32 {
+    let mut squares = S::splat(0.0);
+    for at in (0..row.len()).step_by(LANES) {
+        let v: S = load_part(row, at);
+        squares = v.fma(v, squares);
+    }
+    let mean = squares.sum() / row.len() as f32;
+    1.0 / (mean + eps).sqrt()
+}
+
+/// The norm of one row, into `out`.
+#[inline(always)]
+pub(super) fn norm_row<S: Lanes>(row: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let scale = S::splat(norm_scale::<S>(row, eps));
+    for at in (0..row.len()).step_by(LANES) {
+        let v: S = load_part(row, at);
+        store_part(v.mul(scale).mul(load_part(weight, at)), out, at);
     }
 }

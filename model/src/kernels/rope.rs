@@ -1,9 +1,11 @@
 //! Rotary position embedding.
+#![allow(unsafe_code, reason = "threads rotate disjoint rows of one slice")]
 
 use super::KernelError;
 use super::cpu::Cpu;
 use super::dispatch::{self, Kernel};
 use super::lanes::Lanes;
+use super::shared::SharedMut;
 
 /// Which two elements of a head are rotated together; `h` is half of the rotated width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,17 +96,19 @@ pub fn rope(
     }
     let row = x.len().checked_div(positions.len()).unwrap_or(0) / head_dim * head_dim;
     KernelError::check("length of rope's input", row * positions.len(), x.len())?;
-    dispatch::run(
-        cpu,
-        Rope {
+    let x = SharedMut::new(x);
+    cpu.ranges(positions.len(), |_, range| {
+        let rotate = Rope {
             table,
             style,
-            x,
+            // SAFETY: every thread has other rows.
+            x: unsafe { x.part(range.start * row..range.end * row) },
             head_dim,
-            positions,
+            positions: &positions[range],
             row,
-        },
-    );
+        };
+        dispatch::run(cpu, rotate);
+    });
     Ok(())
 }
 

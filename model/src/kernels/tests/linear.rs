@@ -3,7 +3,10 @@
 use half::f16;
 
 use super::super::ggml::dequantise;
-use super::super::{Cpu, CpuLevel, GgmlType, Linear, LinearMode, Scratch, forward_many};
+use super::super::{
+    Activation, Cpu, CpuLevel, GgmlType, Linear, LinearMode, Operand, Rows, Scratch, Target, gelu_tanh_mul, products,
+    rms_norm, silu_mul,
+};
 use super::{Numbers, bits, cpus, relative_error};
 
 const QUANTISED: [GgmlType; 3] = [GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q8_0];
@@ -202,23 +205,79 @@ fn products_of_the_same_rows_are_those_of_each() {
             let data = tensor(ggml_type, n, k, &mut numbers);
             matrices.push(Linear::from_ggml(ggml_type, n, k, &data, mode).unwrap());
         }
-        let mut outputs = vec![vec![f32::NAN; m * n]; matrices.len()];
-        let mut products: Vec<(&Linear, &mut [f32])> = matrices
-            .iter()
-            .zip(&mut outputs)
-            .map(|(w, y)| (w, y.as_mut_slice()))
-            .collect();
-        forward_many(&cpu, &mut products, &x, m, &mut Scratch::default()).unwrap();
+        let all: Vec<&Linear> = matrices.iter().collect();
+        let mut operand = Operand::default();
+        operand.prepare(&cpu, Rows::Plain(&x), &all).unwrap();
+        let mut outputs = vec![vec![f32::NAN; m * n]; 4];
+        let [a, b, c, d] = &mut outputs[..] else { unreachable!() };
+        let targets = [
+            (all[0], Target::Store(a)),
+            (all[1], Target::Store(b)),
+            (all[2], Target::Store(c)),
+            (all[3], Target::Store(d)),
+        ];
+        products(&cpu, &operand, targets).unwrap();
         for (linear, output) in matrices.iter().zip(&outputs) {
             assert_eq!(bits(output), bits(&forward(linear, &cpu, &x)));
         }
     }
     // One pass and two cannot share the rounded rows.
     let matrices = matrices(n, k, &mut numbers);
-    let (mut one, mut two) = (vec![0.0; m * n], vec![0.0; m * n]);
-    let mut products = [(&matrices[1], &mut one[..]), (&matrices[2], &mut two[..])];
-    let error = forward_many(&cpu, &mut products, &x, m, &mut Scratch::default()).unwrap_err();
+    let mut operand = Operand::default();
+    let error = operand
+        .prepare(&cpu, Rows::Plain(&x), &[&matrices[1], &matrices[2]])
+        .unwrap_err();
     assert!(error.to_string().contains("passes of a matrix"), "{error}");
+    operand.prepare(&cpu, Rows::Plain(&x), &[&matrices[1]]).unwrap();
+    let mut y = vec![0.0; m * n];
+    for other in [&matrices[0], &matrices[2]] {
+        assert!(products(&cpu, &operand, [(other, Target::Store(&mut y))]).is_err());
+    }
+}
+
+#[test]
+fn fused_rows_are_those_of_the_steps_one_by_one() {
+    let mut numbers = Numbers::new(12);
+    let (m, n, k) = (5, 40, 96);
+    let (x, up, weight) = (numbers.units(m * k), numbers.units(m * k), numbers.units(k));
+    let plain = Cpu::with_level(CpuLevel::Portable, 1).unwrap();
+    let mut normed = vec![0.0; m * k];
+    rms_norm(&plain, &x, &weight, 1e-5, &mut normed).unwrap();
+    let mut with_silu = x.clone();
+    silu_mul(&plain, &mut with_silu, &up).unwrap();
+    let mut with_gelu = x.clone();
+    gelu_tanh_mul(&plain, &mut with_gelu, &up).unwrap();
+    let gated = |activation| Rows::Gated {
+        gate: &x,
+        up: &up,
+        activation,
+    };
+    let norm = Rows::Normed {
+        x: &x,
+        weight: &weight,
+        eps: 1e-5,
+    };
+    let cases = [
+        (norm, &normed),
+        (gated(Activation::Silu), &with_silu),
+        (gated(Activation::GeluTanh), &with_gelu),
+    ];
+    for linear in matrices(n, k, &mut numbers) {
+        for cpu in cpus().into_iter().chain([Cpu::new(2).unwrap(), Cpu::new(3).unwrap()]) {
+            for (rows, by_steps) in &cases {
+                let mut operand = Operand::default();
+                operand.prepare(&cpu, *rows, &[&linear]).unwrap();
+                let mut y = numbers.units(m * n);
+                let expected: Vec<f32> = forward(&linear, &plain, by_steps)
+                    .iter()
+                    .zip(&y)
+                    .map(|(a, y)| y + a)
+                    .collect();
+                products(&cpu, &operand, [(&linear, Target::Add(&mut y))]).unwrap();
+                assert_eq!(bits(&y), bits(&expected));
+            }
+        }
+    }
 }
 
 #[test]
