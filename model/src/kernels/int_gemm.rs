@@ -5,12 +5,16 @@
 //! third, for one more multiply-add in twelve.) Where that is not enough, [`quantise_row`] makes a second block of what
 //! the first one lost, and the product takes both: then activations have about 15 bits.
 //!
-//! The products of a half are summed as exact integers; halves, passes and blocks are combined in the order of k with
-//! fused multiply-adds, one accumulator for each output element. So neither rows nor threads nor the instruction set
+//! The products of a half are summed as exact integers; halves and blocks are combined in the order of k with fused
+//! multiply-adds, one accumulator for each output element and pass, and the second pass is added to the first. So neither rows nor threads nor the instruction set
 //! change a bit.
 #![allow(
     unsafe_code,
     reason = "a register tile reads and writes with strides, through pointers"
+)]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over constants are unrolled, iterators are not always"
 )]
 
 use super::lanes::{IntLanes, LANES};
@@ -86,11 +90,12 @@ impl Int8Block {
 /// Rows whose blocks lie side by side, so that a register tile finds its rows at fixed distances.
 pub(super) const GROUP: usize = 8;
 
-/// Index of a row's first block of 32 values `block` among the activations, which are in the order (group of rows, block,
-/// pass, row of the group); the next pass is [`GROUP`] further.
+/// Index of a row's block among the activations, which are in the order (group of rows, pass, block, row of the group).
+/// (The distance of a row's blocks is a constant: with one that depends on the passes the compiler lets the sums of a
+/// register tile spill, and the product takes twice the time.)
 #[inline(always)]
-pub(super) fn block_index(row: usize, block: usize, blocks: usize, passes: usize) -> usize {
-    (row / GROUP * blocks + block) * passes * GROUP + row % GROUP
+pub(super) fn block_index(row: usize, (pass, passes): (usize, usize), block: usize, blocks: usize) -> usize {
+    ((row / GROUP * passes + pass) * blocks + block) * GROUP + row % GROUP
 }
 
 /// Rounds a row of `32 * blocks` values to int8 blocks in `out`, all rows' activations: in one pass, or in two, of which
@@ -102,12 +107,12 @@ pub(super) fn block_index(row: usize, block: usize, blocks: usize, passes: usize
 pub(super) unsafe fn quantise_row(x: &[f32], row: usize, passes: usize, out: &SharedMut<'_, Int8Block>) {
     let (blocks, _) = x.as_chunks::<BLOCK>();
     for (i, x) in blocks.iter().enumerate() {
-        let at = block_index(row, i, blocks.len(), passes);
+        let at = block_index(row, (0, passes), i, blocks.len());
         let first = Int8Block::new(x);
         // SAFETY: the caller vouches for the row's blocks.
         unsafe { out.part(at..at + 1)[0] = first };
         if passes == 2 {
-            let at = at + GROUP;
+            let at = block_index(row, (1, passes), i, blocks.len());
             // SAFETY: as above.
             unsafe { out.part(at..at + 1)[0] = Int8Block::new(&first.remainder(x)) };
         }
@@ -155,20 +160,81 @@ unsafe fn four(x: *const Int8Block, g: usize) -> i32 {
 /// # Safety
 /// `x` must point to M blocks.
 #[inline(always)]
-unsafe fn add_half<S: IntLanes, const M: usize, const T: usize>(
-    half: usize,
+unsafe fn add_half<S: IntLanes, const M: usize, const T: usize, const H: usize>(
     dots: &[[S::Int; T]; M],
     x: *const Int8Block,
     sums: &mut [[S; T]; M],
 ) {
-    for (r, (dots, sums)) in dots.iter().zip(sums).enumerate() {
+    // Loops over constants and not iterators: they must be unrolled for the sums to stay in registers.
+    for r in 0..M {
         // SAFETY: row r is one of M.
-        let d = S::splat(unsafe { (*x.add(r)).d[half] });
-        for (&dot, sum) in dots.iter().zip(sums) {
-            let dot = S::to_f32(dot);
-            *sum = if half == 0 { dot.mul(d) } else { dot.fma(d, *sum) };
+        let d = S::splat(unsafe { (*x.add(r)).d[H] });
+        for t in 0..T {
+            let dot = S::to_f32(dots[r][t]);
+            sums[r][t] = if H == 0 { dot.mul(d) } else { dot.fma(d, sums[r][t]) };
         }
     }
+}
+
+/// The products of half H of a block, four bits a weight.
+///
+/// # Safety
+/// The tiles `first`, `first + stride`, ... must be in the matrix; `x` must point to M blocks.
+#[inline(always)]
+unsafe fn half_of_q4<S: IntLanes, const M: usize, const T: usize, const H: usize>(
+    first: *const Q4Tile,
+    stride: usize,
+    x: *const Int8Block,
+    sums: &mut [[S; T]; M],
+) {
+    let mut dots = [[S::int_zero(); T]; M];
+    for g in 0..4 {
+        for t in 0..T {
+            // SAFETY: a tile starts with 256 bytes, aligned to 64.
+            let bytes = unsafe { S::load_bytes(first.wrapping_add(t * stride).cast::<u8>().add(64 * g)) };
+            let bytes = if H == 0 {
+                S::low_nibbles(bytes)
+            } else {
+                S::high_nibbles(bytes)
+            };
+            for r in 0..M {
+                // SAFETY: row r is one of M.
+                dots[r][t] = S::dot_nibbles(dots[r][t], bytes, unsafe { four(x.add(r), 4 * H + g) });
+            }
+        }
+    }
+    // SAFETY: as the caller vouches.
+    unsafe { add_half::<S, M, T, H>(&dots, x, sums) };
+}
+
+/// The products of half H of a block, eight bits a weight.
+///
+/// # Safety
+/// As [`half_of_q4`].
+#[inline(always)]
+unsafe fn half_of_q8<S: IntLanes, const M: usize, const T: usize, const H: usize>(
+    first: *const Q8Tile,
+    stride: usize,
+    x: *const Int8Block,
+    sums: &mut [[S; T]; M],
+) {
+    let mut dots = [[S::int_zero(); T]; M];
+    for r in 0..M {
+        // SAFETY: row r is one of M.
+        dots[r] = [S::offset_start(unsafe { (*x.add(r)).sums[H] }); T];
+    }
+    for g in 4 * H..4 * H + 4 {
+        for t in 0..T {
+            // SAFETY: a tile is 512 bytes, aligned to 64.
+            let bytes = unsafe { S::load_bytes(first.wrapping_add(t * stride).cast::<u8>().add(64 * g)) };
+            for r in 0..M {
+                // SAFETY: row r is one of M.
+                dots[r][t] = S::dot_offset(dots[r][t], bytes, unsafe { four(x.add(r), g) });
+            }
+        }
+    }
+    // SAFETY: as the caller vouches.
+    unsafe { add_half::<S, M, T, H>(&dots, x, sums) };
 }
 
 impl Weights for Q4Weights {
@@ -184,23 +250,8 @@ impl Weights for Q4Weights {
         unsafe {
             let first = self.0.wrapping_add(at);
             let mut sums = [[S::splat(0.0); T]; M];
-            for half in 0..2 {
-                let mut dots = [[S::int_zero(); T]; M];
-                for g in 0..4 {
-                    for t in 0..T {
-                        let bytes = S::load_bytes(first.wrapping_add(t * stride).cast::<u8>().add(64 * g));
-                        let bytes = if half == 0 {
-                            S::low_nibbles(bytes)
-                        } else {
-                            S::high_nibbles(bytes)
-                        };
-                        for (r, dots) in dots.iter_mut().enumerate() {
-                            dots[t] = S::dot_nibbles(dots[t], bytes, four(x.add(r), 4 * half + g));
-                        }
-                    }
-                }
-                add_half(half, &dots, x, &mut sums);
-            }
+            half_of_q4::<S, M, T, 0>(first, stride, x, &mut sums);
+            half_of_q4::<S, M, T, 1>(first, stride, x, &mut sums);
             for t in 0..T {
                 let tile = first.wrapping_add(t * stride);
                 let d = S::load_f16((&raw const (*tile).d).cast());
@@ -236,21 +287,8 @@ impl Weights for Q8Weights {
         unsafe {
             let first = self.0.wrapping_add(at);
             let mut sums = [[S::splat(0.0); T]; M];
-            for half in 0..2 {
-                let mut dots = [[S::int_zero(); T]; M];
-                for (r, dots) in dots.iter_mut().enumerate() {
-                    *dots = [S::offset_start((*x.add(r)).sums[half]); T];
-                }
-                for g in 4 * half..4 * half + 4 {
-                    for t in 0..T {
-                        let bytes = S::load_bytes(first.wrapping_add(t * stride).cast::<u8>().add(64 * g));
-                        for (r, dots) in dots.iter_mut().enumerate() {
-                            dots[t] = S::dot_offset(dots[t], bytes, four(x.add(r), g));
-                        }
-                    }
-                }
-                add_half(half, &dots, x, &mut sums);
-            }
+            half_of_q8::<S, M, T, 0>(first, stride, x, &mut sums);
+            half_of_q8::<S, M, T, 1>(first, stride, x, &mut sums);
             for t in 0..T {
                 let d = S::load_f16(self.1.wrapping_add(at).wrapping_add(t * stride).cast());
                 for r in 0..M {
@@ -282,6 +320,8 @@ pub(super) struct IntProduct<W> {
     pub(super) x: *const Int8Block,
     /// Blocks of activations for each block of k.
     pub(super) passes: usize,
+    /// The one of them that is multiplied.
+    pub(super) pass: usize,
     /// First row, a multiple of [`GROUP`].
     pub(super) row: usize,
     /// Where the first tile's first row goes.
@@ -294,14 +334,16 @@ pub(super) struct IntProduct<W> {
 }
 
 impl<W: Weights> IntProduct<W> {
-    /// The same product further down and to the right.
+    /// The same product further down and to the right, of one pass. The second is added to the first.
     #[inline(always)]
-    fn at(&self, row: usize, tile: usize) -> Self {
+    fn at(&self, row: usize, tile: usize, pass: usize) -> Self {
         Self {
+            pass,
+            add: self.add || pass > 0,
             tile: self.tile + tile,
             row: self.row + row,
             y: self.y.wrapping_add(row * self.y_row + tile * LANES),
-            prefetch: self.prefetch && row == 0,
+            prefetch: self.prefetch && row == 0 && pass == 0,
             ..*self
         }
     }
@@ -325,8 +367,11 @@ impl<W: Weights> IntProduct<W> {
             while row < rows {
                 // Not beyond a group's end.
                 let height = S::INT_ROWS.min(rows - row).min(GROUP - row % GROUP);
-                // SAFETY: rows and tiles stay within those the caller vouches for.
-                unsafe { self.at(row, tile).block::<S>(height, width) };
+                for pass in 0..self.passes {
+                    let part = self.at(row, tile, pass);
+                    // SAFETY: rows and tiles stay within those the caller vouches for.
+                    unsafe { part.block::<S>(height, width) };
+                }
                 row += height;
             }
             tile += width;
@@ -352,7 +397,7 @@ impl<W: Weights> IntProduct<W> {
                 (8, 1) => self.register_tile::<S, 8, 1>(),
                 (rows, tiles) => {
                     for (row, tile) in (0..rows).flat_map(|r| (0..tiles).map(move |t| (r, t))) {
-                        self.at(row, tile).register_tile::<S, 1, 1>();
+                        self.at(row, tile, self.pass).register_tile::<S, 1, 1>();
                     }
                 }
             }
@@ -364,7 +409,8 @@ impl<W: Weights> IntProduct<W> {
     #[inline(always)]
     unsafe fn register_tile<S: IntLanes, const M: usize, const T: usize>(&self) {
         let mut acc = [[S::splat(0.0); T]; M];
-        let mut x = self.x.wrapping_add(block_index(self.row, 0, self.blocks, self.passes));
+        let first_block = block_index(self.row, (self.pass, self.passes), 0, self.blocks);
+        let mut x = self.x.wrapping_add(first_block);
         let first = self.tile * self.blocks;
         for at in first..first + self.blocks {
             if self.prefetch {
@@ -372,11 +418,9 @@ impl<W: Weights> IntProduct<W> {
                     self.w.prefetch::<S>(at + t * self.blocks);
                 }
             }
-            for _ in 0..self.passes {
-                // SAFETY: tiles and rows are among those the caller vouches for.
-                unsafe { self.w.add_block::<S, M, T>(at, self.blocks, x, &mut acc) };
-                x = x.wrapping_add(GROUP);
-            }
+            // SAFETY: tiles and rows are among those the caller vouches for.
+            unsafe { self.w.add_block::<S, M, T>(at, self.blocks, x, &mut acc) };
+            x = x.wrapping_add(GROUP);
         }
         for (r, acc) in acc.iter().enumerate() {
             for (t, acc) in acc.iter().enumerate() {

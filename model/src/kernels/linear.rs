@@ -383,6 +383,7 @@ impl<S: IntLanes, W: Weights> Tiles<S> for Quants<W> {
             blocks,
             x: x.as_ptr(),
             passes: part.linear.passes,
+            pass: 0,
             row: rows.start,
             y: place.y,
             y_row: place.y_row,

@@ -38,7 +38,7 @@ fn rounded(x: &[f32]) -> (f32, Vec<i32>) {
 
 /// One output of a quantised product, straight from the file's blocks: what the kernels are defined to compute.
 fn quantised_output(ggml_type: GgmlType, row: &[u8], x: &[f32], passes: usize) -> f32 {
-    let mut acc = 0.0f32;
+    let mut acc = [0.0f32; 2];
     for (block, x) in row.chunks_exact(ggml_type.block_bytes()).zip(x.chunks_exact(32)) {
         let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
         let (ws, min): (Vec<i32>, f32) = match ggml_type {
@@ -57,14 +57,14 @@ fn quantised_output(ggml_type: GgmlType, row: &[u8], x: &[f32], passes: usize) -
             }
         };
         let mut x = x.to_vec();
-        for _ in 0..passes {
+        for acc in &mut acc[..passes] {
             let halves = [rounded(&x[..16]), rounded(&x[16..])];
             let dot =
                 |h: usize| -> f32 { ws[16 * h..].iter().zip(&halves[h].1).map(|(w, x)| w * x).sum::<i32>() as f32 };
             let sum = |h: usize| -> f32 { halves[h].1.iter().sum::<i32>() as f32 };
-            acc = dot(1).mul_add(halves[1].0, dot(0) * halves[0].0).mul_add(half(0), acc);
+            *acc = dot(1).mul_add(halves[1].0, dot(0) * halves[0].0).mul_add(half(0), *acc);
             if ggml_type != GgmlType::Q8_0 {
-                acc = min.mul_add(halves[0].0 * sum(0) + halves[1].0 * sum(1), acc);
+                *acc = min.mul_add(halves[0].0 * sum(0) + halves[1].0 * sum(1), *acc);
             }
             for (i, x) in x.iter_mut().enumerate() {
                 let (d, qs) = &halves[i / 16];
@@ -72,7 +72,7 @@ fn quantised_output(ggml_type: GgmlType, row: &[u8], x: &[f32], passes: usize) -
             }
         }
     }
-    acc
+    acc[0] + acc[1]
 }
 
 fn forward(linear: &Linear, cpu: &Cpu, x: &[f32]) -> Vec<f32> {
