@@ -5,6 +5,7 @@ use toml::Value;
 use crate::Config;
 use crate::error::{ConfigError, Origin, Setting};
 use crate::load::Layers;
+use crate::types::cores;
 
 /// A field's address.
 type Key = (&'static str, &'static str);
@@ -72,7 +73,7 @@ fn first_conflict(config: &Config) -> Option<Conflict> {
 /// Whether a rule holds, the two fields it is about, and what would be right.
 type Rule = (bool, Key, Key, &'static str);
 
-fn engine_rules(config: &Config) -> [Rule; 6] {
+fn engine_rules(config: &Config) -> [Rule; 7] {
     let (engine, limits) = (&config.engine, &config.limits);
     [
         (
@@ -98,6 +99,12 @@ fn engine_rules(config: &Config) -> [Rule; 6] {
             ("engine", "max_num_seqs"),
             ("engine", "max_batch_tokens"),
             "each sequence of a step needs a row: max_num_seqs is at most max_batch_tokens",
+        ),
+        (
+            engine.cores.is_empty() || cores(&engine.cores).is_some_and(|cores| cores.len() == engine.threads),
+            ("engine", "cores"),
+            ("engine", "threads"),
+            "every compute thread needs a core of its own: cores is empty, or names as many as threads says",
         ),
         (
             limits.max_stop_string_chars <= limits.max_stop_total_chars,

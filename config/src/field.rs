@@ -71,6 +71,8 @@ pub enum Text {
     OptionalDialAddress,
     /// A node's name: up to 64 of `a-z A-Z 0-9 . _ -`, or empty.
     NodeName,
+    /// CPU cores: numbers and ranges with commas between them, or empty.
+    Cores,
     /// A secret: at least 16 visible ASCII characters; never printed.
     Secret,
 }

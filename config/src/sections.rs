@@ -53,6 +53,8 @@ section! {
         prefill_chunk_tokens: usize = 256, int(1, 65_536);
         /// Compute threads.
         threads: usize = 1, int(1, 1_024);
+        /// CPU cores that the compute threads are pinned to, one for each, for example "0,2-3"; empty: not pinned.
+        cores: String = String::new(), Kind::Text(Text::Cores);
     }
 }
 

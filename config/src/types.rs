@@ -29,6 +29,28 @@ pub enum KvDtypeConfig {
     F32,
 }
 
+/// The CPU cores of a list in the notation of `taskset`: numbers and ranges with commas between them, for example
+/// `0,2-3`. `None` if it is not one, names a core twice, or names one above 1023. Empty: no core.
+pub fn cores(list: &str) -> Option<Vec<usize>> {
+    const MOST: usize = 1_024;
+    let mut cores = Vec::new();
+    for part in list.split(',').filter(|_| !list.is_empty()) {
+        let number = |digits: &str| -> Option<usize> {
+            let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+            digits.parse().ok().filter(|&n: &usize| plain && n < MOST)
+        };
+        let (first, last) = match part.split_once('-') {
+            Some((first, last)) => (number(first)?, number(last)?),
+            None => (number(part)?, number(part)?),
+        };
+        if first > last || cores.iter().any(|core| (first..=last).contains(core)) {
+            return None;
+        }
+        cores.extend(first..=last);
+    }
+    Some(cores)
+}
+
 /// Shape of a log line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -69,5 +91,20 @@ impl fmt::Debug for Secret {
 impl Serialize for Secret {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(Self::HIDDEN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn core_lists_are_read_as_taskset_reads_them() {
+        assert_eq!(cores(""), Some(vec![]));
+        assert_eq!(cores("3"), Some(vec![3]));
+        assert_eq!(cores("4,0-2"), Some(vec![4, 0, 1, 2]));
+        for wrong in [",", "1,", "a", "-1", "2-1", "1,1", "0-3,2", "1024", "+1", " 1", "0-"] {
+            assert_eq!(cores(wrong), None, "{wrong}");
+        }
     }
 }

@@ -87,6 +87,7 @@ fn text_rule(rule: Text) -> &'static str {
         Text::DialAddress => "host:port with a port from 1 to 65535, for example node-3.example:7600",
         Text::OptionalDialAddress => "host:port with a port from 1 to 65535, for example node-3.example:7600, or empty",
         Text::NodeName => "a name of up to 64 letters, digits, '.', '_' or '-', or empty",
+        Text::Cores => "CPU cores such as 0,2-3, each once and below 1024, or empty",
         Text::Secret => "at least 16 visible ASCII characters, not the placeholder of a printed configuration",
     }
 }
@@ -137,6 +138,7 @@ fn text_fits(rule: Text, text: &str) -> bool {
         Text::DialAddress => is_dial_address(text),
         Text::OptionalDialAddress => text.is_empty() || is_dial_address(text),
         Text::NodeName => text.len() <= 64 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)),
+        Text::Cores => crate::types::cores(text).is_some(),
         Text::Secret => text.len() >= 16 && text.bytes().all(|b| b.is_ascii_graphic()) && text != Secret::HIDDEN,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use config::{Compute, EngineConfig, KvDtypeConfig, ModelConfig};
+use config::{Compute, EngineConfig, KvDtypeConfig, ModelConfig, cores};
 use model_files::{ModelFiles, ModelFilesError};
 use protocol::kv::{KvDtype, KvLayout, ModelIdentity};
 use thiserror::Error;
@@ -79,7 +79,7 @@ pub fn load(model: &ModelConfig, engine: &EngineConfig, max_seq_len: usize) -> R
         model,
         engine,
         max_seq_len,
-        Cpu::new(engine.threads)?,
+        Cpu::pinned(engine.threads, &cores(&engine.cores).unwrap_or_default())?,
     )
 }
 

@@ -98,12 +98,14 @@ impl EngineThread {
 
 /// Starts the engine thread.
 ///
-/// `queue_capacity` bounds the commands that wait for the next step. Errors if the operating system refuses a thread.
+/// `queue_capacity` bounds the commands that wait for the next step. The thread is pinned to `core` if there is one. Errors
+/// if the operating system refuses the thread or the core.
 pub fn start(
     engine: Engine,
     runner: Box<dyn Runner>,
     clock: Clock,
     queue_capacity: usize,
+    core: Option<usize>,
 ) -> std::io::Result<(EngineHandle, EngineThread)> {
     let inbox = Inbox::new(queue_capacity);
     let (load_sender, load) = watch::channel(EngineLoad::new(&engine));
@@ -119,10 +121,21 @@ pub fn start(
         output: StepOutput::default(),
         audited: None,
     };
+    let (pinned, is_pinned) = std::sync::mpsc::sync_channel(1);
     let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
         let _ended = ended_sender;
-        state.run();
+        let result = core.map_or(Ok(()), model::kernels::pin_current_thread);
+        let usable = result.is_ok();
+        // Whoever starts the thread waits for this.
+        let _unheard = pinned.send(result);
+        if usable {
+            state.run();
+        }
     })?;
+    is_pinned
+        .recv()
+        .map_err(std::io::Error::other)?
+        .map_err(std::io::Error::other)?;
     Ok((EngineHandle::new(inbox, load), EngineThread { thread, ended }))
 }
 

@@ -161,13 +161,15 @@ impl<R: NodeRole> Node<R> {
         );
         let limits = engine_limits(&config, &model.pool, max_seq_len);
         let layout = *model.pool.layout();
+        let core = config::cores(&config.engine.cores).and_then(|cores| cores.first().copied());
+        let queue = 2 * config.node.max_jobs + 16;
         let (engine, thread) =
-            engine_thread::start(Engine::new(limits)?, model.runner, Clock, 2 * config.node.max_jobs + 16).map_err(
-                |source| NodeError::System {
+            engine_thread::start(Engine::new(limits)?, model.runner, Clock, queue, core).map_err(|source| {
+                NodeError::System {
                     what: "cannot start the engine thread",
                     source,
-                },
-            )?;
+                }
+            })?;
         let hello = Hello {
             protocol_version: PROTOCOL_VERSION,
             node,

@@ -82,7 +82,7 @@ async fn idle(handle: &EngineHandle) {
 
 #[tokio::test]
 async fn many_sequences_get_their_tokens_and_leave_nothing_behind() {
-    let (handle, thread) = start(engine(), Box::new(scripted()), Clock, 64).expect("a thread");
+    let (handle, thread) = start(engine(), Box::new(scripted()), Clock, 64, None).expect("a thread");
     let mut streams = Vec::new();
     for i in 0..20u32 {
         let prompt: Vec<u32> = (0..5 + i).map(|t| t * 7 + i).collect();
@@ -107,7 +107,7 @@ async fn many_sequences_get_their_tokens_and_leave_nothing_behind() {
 
 #[tokio::test]
 async fn dropping_a_stream_in_the_middle_frees_its_blocks() {
-    let (handle, _thread) = start(engine(), Box::new(scripted()), Clock, 64).expect("a thread");
+    let (handle, _thread) = start(engine(), Box::new(scripted()), Clock, 64, None).expect("a thread");
     for round in 0..50u32 {
         let mut stream = handle.add(spec(&[1, 2, 3, round], 100), None).await.expect("added");
         for _ in 0..round % 5 {
@@ -119,7 +119,7 @@ async fn dropping_a_stream_in_the_middle_frees_its_blocks() {
 
 #[tokio::test]
 async fn reservations_come_back_when_dropped_and_run_when_committed() {
-    let (handle, _thread) = start(engine(), Box::new(scripted()), Clock, 64).expect("a thread");
+    let (handle, _thread) = start(engine(), Box::new(scripted()), Clock, 64, None).expect("a thread");
     let reserved = handle.reserve(10, 5).await.expect("reserved");
     assert_eq!(reserved.blocks().len(), 3);
     drop(reserved);
@@ -169,7 +169,7 @@ fn gated() -> (Box<Gated>, SyncSender<()>) {
 #[tokio::test]
 async fn a_full_command_queue_refuses_and_returns_still_get_through() {
     let (runner, permits) = gated();
-    let (handle, _thread) = start(engine(), runner, Clock, 2).expect("a thread");
+    let (handle, _thread) = start(engine(), runner, Clock, 2, None).expect("a thread");
     let first = handle.add(spec(&[1, 2], 50), None).await.expect("added");
     // The thread waits in the first step: whatever comes now stays in the queue.
     let waiting: Vec<_> = (0..2)
@@ -202,7 +202,7 @@ async fn a_failing_step_fails_its_sequences_and_the_next_ones_run() {
     let (runner, permits) = gated();
     let mut runner = *runner;
     runner.inner.fail_next("out of luck");
-    let (handle, _thread) = start(engine(), Box::new(runner), Clock, 64).expect("a thread");
+    let (handle, _thread) = start(engine(), Box::new(runner), Clock, 64, None).expect("a thread");
     let mut unlucky = handle.add(spec(&[1, 2, 3], 5), None).await.expect("added");
     permits.send(()).expect("the runner lives");
     match unlucky.next().await {
@@ -232,7 +232,7 @@ impl StepTap for Notes {
 
 #[tokio::test]
 async fn a_tap_sees_every_layer_of_every_chunk_and_held_blocks_stay_until_the_drop() {
-    let (handle, _thread) = start(engine(), Box::new(scripted()), Clock, 64).expect("a thread");
+    let (handle, _thread) = start(engine(), Box::new(scripted()), Clock, 64, None).expect("a thread");
     let (notes, heard) = sync_channel(100);
     let prompt: Vec<u32> = (0..18).collect();
     let held = SequenceSpec {
@@ -259,7 +259,7 @@ async fn a_tap_sees_every_layer_of_every_chunk_and_held_blocks_stay_until_the_dr
 
 #[tokio::test]
 async fn limits_end_a_sequence_with_their_reason() {
-    let (handle, thread) = start(engine(), Box::new(scripted()), Clock, 64).expect("a thread");
+    let (handle, thread) = start(engine(), Box::new(scripted()), Clock, 64, None).expect("a thread");
     let mut stream = handle.add(spec(&[5], 1), None).await.expect("added");
     match stream.next().await {
         Some(SequenceEvent::Token(token)) => assert_eq!(token.finish, Some(FinishReason::Length)),
@@ -275,4 +275,11 @@ async fn limits_end_a_sequence_with_their_reason() {
         handle.add(spec(&[1], 1), None).await.map(drop),
         Err(SubmitError::Stopped)
     ));
+}
+
+#[test]
+fn a_core_that_does_not_exist_is_named() {
+    let started = start(engine(), Box::new(scripted()), Clock, 64, Some(1_000));
+    let error = started.err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(error.contains("core 1000"), "{error}");
 }
