@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine::plan::{SampleSpec, StepOutput, StepPlan};
+use engine::plan::{SampleSpec, SequenceId, StepOutput, StepPlan};
 use engine::runner::{LayerObserver, Runner, RunnerError};
 use protocol::sampling::SampledToken;
 
@@ -20,7 +20,9 @@ pub struct ModelRunner {
     decoder: Decoder,
     pool: Arc<KvPool>,
     checker: PlanChecker,
-    sampler: Sampler,
+    /// One for each thread.
+    samplers: Vec<Sampler>,
+    rows: Vec<Row>,
     buffers: Buffers,
     wanted: Vec<WantedRows>,
     outputs: Vec<Output>,
@@ -45,11 +47,13 @@ impl ModelRunner {
             total_blocks: pool.total_blocks(),
             max_positions,
         };
+        let samplers = (0..decoder.cpu.threads()).map(|_| Sampler::default()).collect();
         Self {
             decoder,
             pool,
             checker: PlanChecker::new(limits),
-            sampler: Sampler::default(),
+            samplers,
+            rows: Vec::new(),
             buffers: Buffers::default(),
             wanted: Vec::new(),
             outputs: Vec::new(),
@@ -124,13 +128,20 @@ impl Runner for ModelRunner {
             }
             let logits = &mut self.logits[..outputs.len() * vocab];
             self.decoder.logits(hidden, logits, kernels).map_err(failed)?;
-            for (output, logits) in outputs.iter().zip(logits.chunks_exact(vocab)) {
-                let s = &plan.sequences[output.sequence];
-                if out.has_failed(s.id) {
+            self.rows.clear();
+            self.rows.resize_with(outputs.len(), || Ok(Found::default()));
+            let cpu = &self.decoder.cpu;
+            cpu.each_item(&mut self.rows, &mut self.samplers, |i, row, sampler| {
+                *row = use_row(cpu, sampler, &logits[i * vocab..(i + 1) * vocab], plan, &outputs[i]);
+            });
+            for (output, row) in outputs.iter().zip(self.rows.drain(..)) {
+                let id = plan.sequences[output.sequence].id;
+                if out.has_failed(id) {
                     continue;
                 }
-                if let Err(reason) = use_row(&self.decoder.cpu, &mut self.sampler, logits, plan, output, out) {
-                    out.fail(s.id, reason);
+                match row {
+                    Ok(found) => found.tell(id, out),
+                    Err(reason) => out.fail(id, reason),
                 }
             }
         }
@@ -138,27 +149,42 @@ impl Runner for ModelRunner {
     }
 }
 
-/// Takes what is wanted from a row of logits.
-fn use_row(
-    cpu: &Cpu,
-    sampler: &mut Sampler,
-    logits: &[f32],
-    plan: &StepPlan,
-    output: &Output,
-    out: &mut StepOutput,
-) -> Result<(), String> {
-    let s = &plan.sequences[output.sequence];
-    if let Some(target) = output.target {
-        let logprob = target_logprob(cpu, logits, target)?;
-        match out.prompt_logprobs.last_mut().filter(|(id, _)| *id == s.id) {
-            Some((_, list)) => list.push(logprob),
-            None => out.prompt_logprobs.push((s.id, vec![logprob])),
+/// What came of a row, or why nothing did.
+type Row = Result<Found, String>;
+
+/// What was wanted from a row.
+#[derive(Default)]
+struct Found {
+    logprob: Option<f32>,
+    sampled: Option<SampledToken>,
+}
+
+impl Found {
+    /// Adds it to the step's output.
+    fn tell(self, id: SequenceId, out: &mut StepOutput) {
+        if let Some(logprob) = self.logprob {
+            match out.prompt_logprobs.last_mut().filter(|(last, _)| *last == id) {
+                Some((_, list)) => list.push(logprob),
+                None => out.prompt_logprobs.push((id, vec![logprob])),
+            }
         }
+        out.sampled.extend(self.sampled.map(|token| (id, token)));
     }
-    if let Some(sample) = s.sample.as_ref().filter(|_| output.sample) {
-        out.sampled.push((s.id, sample_row(sampler, logits, plan, sample)?));
-    }
-    Ok(())
+}
+
+/// Takes what is wanted from a row of logits.
+fn use_row(cpu: &Cpu, sampler: &mut Sampler, logits: &[f32], plan: &StepPlan, output: &Output) -> Row {
+    let sample = plan.sequences[output.sequence].sample.as_ref();
+    Ok(Found {
+        logprob: output
+            .target
+            .map(|target| target_logprob(cpu, logits, target))
+            .transpose()?,
+        sampled: sample
+            .filter(|_| output.sample)
+            .map(|sample| sample_row(sampler, logits, plan, sample))
+            .transpose()?,
+    })
 }
 
 fn target_logprob(cpu: &Cpu, logits: &[f32], target: u32) -> Result<f32, String> {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::KernelError;
+use super::shared::SharedMut;
 use super::team::Team;
 
 /// Instruction sets with kernels of their own, from least to most capable. All give the same bits.
@@ -123,21 +124,17 @@ impl Cpu {
     /// Calls `f` on every part; part i runs on thread i, the first on the caller's. There must not be more parts than
     /// threads.
     pub(super) fn each<T: Send>(&self, parts: &mut [T], f: impl Fn(&mut T) + Sync) {
-        match (&self.team, parts) {
-            (Some(team), parts) if parts.len() > 1 => {
-                assert!(parts.len() <= self.threads, "a part for every thread at most");
-                let first = Parts(parts.as_mut_ptr());
-                let count = parts.len();
-                team.run(&|i| {
-                    if i < count {
-                        // SAFETY: each index is given out once a call, to one thread, and lies within `parts`, which
-                        // is borrowed until `run` returns.
-                        f(unsafe { &mut *first.at(i) });
-                    }
-                });
+        let Some(team) = self.team.as_ref().filter(|_| parts.len() > 1) else {
+            return parts.iter_mut().for_each(f);
+        };
+        assert!(parts.len() <= self.threads, "a part for every thread at most");
+        let (count, parts) = (parts.len(), SharedMut::new(parts));
+        team.run(&|i| {
+            if i < count {
+                // SAFETY: each thread of a call has another number.
+                f(unsafe { &mut parts.part(i..i + 1)[0] });
             }
-            (_, parts) => parts.iter_mut().for_each(f),
-        }
+        });
     }
 
     /// Cuts 0..count into even ranges, one a thread, and calls `f` with the thread's number and its range unless that is
@@ -153,6 +150,40 @@ impl Cpu {
             _ if count > 0 => f(0, 0..count),
             _ => {}
         }
+    }
+
+    /// Calls `f` with each item, its index and the state of the thread that works on it; items are handed out as threads
+    /// come for them.
+    ///
+    /// # Panics
+    /// If there are fewer states than threads.
+    pub(crate) fn each_item<T: Send, S: Send>(
+        &self,
+        items: &mut [T],
+        states: &mut [S],
+        f: impl Fn(usize, &mut T, &mut S) + Sync,
+    ) {
+        assert!(states.len() >= self.threads, "a state for every thread");
+        let Some(team) = self.team.as_ref().filter(|_| items.len() > 1) else {
+            for (i, item) in items.iter_mut().enumerate() {
+                f(i, item, &mut states[0]);
+            }
+            return;
+        };
+        let (next, count) = (AtomicUsize::new(0), items.len());
+        let (items, states) = (SharedMut::new(items), SharedMut::new(states));
+        team.run(&|thread| {
+            // SAFETY: each thread of a call has another number.
+            let state = unsafe { &mut states.part(thread..thread + 1)[0] };
+            loop {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                if i >= count {
+                    break;
+                }
+                // SAFETY: the counter gives each index to one thread.
+                f(i, unsafe { &mut items.part(i..i + 1)[0] }, state);
+            }
+        });
     }
 
     /// Hands out the indices 0..count to the threads as they come, and calls `f` with each.
@@ -172,16 +203,5 @@ impl Cpu {
             }
             _ => (0..count).for_each(f),
         }
-    }
-}
-
-/// Start of the parts of a call.
-struct Parts<T>(*mut T);
-// SAFETY: threads make references to different parts; `T: Send` where the parts come from (`Cpu::each`).
-unsafe impl<T: Send> Sync for Parts<T> {}
-
-impl<T> Parts<T> {
-    fn at(&self, i: usize) -> *mut T {
-        self.0.wrapping_add(i)
     }
 }
