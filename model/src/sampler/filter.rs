@@ -6,6 +6,7 @@
 use std::cmp::Ordering;
 
 use super::math::{exp, scaled};
+use crate::kernels::{Plain, run_plain};
 
 /// A token that may be drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,6 +42,19 @@ impl Candidate {
 
 /// Puts the `k` best tokens of a row into `out`, best first (all tokens if there are fewer).
 pub(super) fn top_k(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
+    struct Find<'a>(&'a [f32], usize, &'a mut Vec<Candidate>);
+    impl Plain for Find<'_> {
+        type Output = ();
+        #[inline(always)]
+        fn run(self) {
+            find_top_k(self.0, self.1, self.2);
+        }
+    }
+    run_plain(Find(logits, k, out));
+}
+
+#[inline(always)]
+fn find_top_k(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
     /// Tokens looked at together; most groups have nothing above the bar.
     const GROUP: usize = 16;
     out.clear();

@@ -4,6 +4,7 @@
 //! bits on every machine, and the loops still become vector code.
 
 use super::SampleError;
+use crate::kernels::{Plain, run_plain};
 
 /// Elements of one partial sum.
 pub(super) const SUM_BLOCK: usize = 512;
@@ -24,6 +25,19 @@ pub struct Best {
 /// [`SampleError::NotANumber`] and [`SampleError::Infinite`] for NaN and positive infinity, [`SampleError::NoToken`] if
 /// the row is empty or every logit is negative infinity.
 pub fn best(logits: &[f32]) -> Result<Best, SampleError> {
+    struct Find<'a>(&'a [f32]);
+    impl Plain for Find<'_> {
+        type Output = Result<Best, SampleError>;
+        #[inline(always)]
+        fn run(self) -> Self::Output {
+            find_best(self.0)
+        }
+    }
+    run_plain(Find(logits))
+}
+
+#[inline(always)]
+fn find_best(logits: &[f32]) -> Result<Best, SampleError> {
     let mut lanes = [f32::NEG_INFINITY; 16];
     let mut odd = [false; 16];
     let chunks = logits.chunks_exact(16);
@@ -86,36 +100,72 @@ pub fn scaled(logit: f32, max: f32, temperature: f32) -> f32 {
 
 /// The sum of up to [`SUM_BLOCK`] numbers, in 8 interleaved partial sums.
 #[inline(always)]
-fn block_sum(numbers: impl Iterator<Item = f32>) -> f64 {
+fn block_sum(numbers: &[f32]) -> f64 {
     let mut lanes = [0.0_f64; LANES];
-    for (i, x) in numbers.enumerate() {
-        lanes[i % LANES] += f64::from(x);
+    let (whole, rest) = numbers.as_chunks::<LANES>();
+    for part in whole {
+        for (lane, &x) in lanes.iter_mut().zip(part) {
+            *lane += f64::from(x);
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane += f64::from(x);
     }
     ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]))
 }
 
 /// Sum over a row of `exp(logit - max)`.
 pub fn sum_exp(logits: &[f32], max: f32) -> f64 {
-    let mut total = 0.0;
-    let mut weights = [0.0_f32; SUM_BLOCK];
-    for block in logits.chunks(SUM_BLOCK) {
-        for (w, &x) in weights.iter_mut().zip(block) {
-            *w = exp(x - max);
+    struct Sum<'a>(&'a [f32], f32);
+    impl Plain for Sum<'_> {
+        type Output = f64;
+        #[inline(always)]
+        fn run(self) -> f64 {
+            let Self(logits, max) = self;
+            let mut total = 0.0;
+            let mut weights = [0.0_f32; SUM_BLOCK];
+            for block in logits.chunks(SUM_BLOCK) {
+                for (w, &x) in weights.iter_mut().zip(block) {
+                    *w = exp(x - max);
+                }
+                total += block_sum(&weights[..block.len()]);
+            }
+            total
         }
-        total += block_sum(weights[..block.len()].iter().copied());
     }
-    total
+    run_plain(Sum(logits, max))
 }
 
 /// Writes `exp((logit - max) / temperature)` of a row and returns its sums, one per [`SUM_BLOCK`] elements.
 pub(super) fn weights(logits: &[f32], max: f32, temperature: f32, out: &mut Vec<f32>, sums: &mut Vec<f64>) {
-    out.clear();
-    sums.clear();
-    for block in logits.chunks(SUM_BLOCK) {
-        let start = out.len();
-        out.extend(block.iter().map(|&x| exp(scaled(x, max, temperature))));
-        sums.push(block_sum(out[start..].iter().copied()));
+    struct Weigh<'a> {
+        logits: &'a [f32],
+        max: f32,
+        temperature: f32,
+        out: &'a mut Vec<f32>,
+        sums: &'a mut Vec<f64>,
     }
+    impl Plain for Weigh<'_> {
+        type Output = ();
+        #[inline(always)]
+        fn run(self) {
+            self.out.resize(self.logits.len(), 0.0);
+            self.sums.clear();
+            for (block, out) in self.logits.chunks(SUM_BLOCK).zip(self.out.chunks_mut(SUM_BLOCK)) {
+                for (w, &x) in out.iter_mut().zip(block) {
+                    *w = exp(scaled(x, self.max, self.temperature));
+                }
+                self.sums.push(block_sum(out));
+            }
+        }
+    }
+    run_plain(Weigh {
+        logits,
+        max,
+        temperature,
+        out,
+        sums,
+    });
 }
 
 /// Log-probability of `token` under the soft-max of a row of logits (nats).
