@@ -24,7 +24,7 @@ struct Conflict {
 
 /// Checks what must hold between fields.
 pub(crate) fn check_together(config: &Config, layers: &Layers) -> Result<(), ConfigError> {
-    let Some(conflict) = first_conflict(config) else {
+    let Some(conflict) = first_conflict(config, layers) else {
         return Ok(());
     };
     let values = toml::Table::try_from(config).map_err(|error| ConfigError::Internal {
@@ -51,8 +51,8 @@ pub(crate) fn check_together(config: &Config, layers: &Layers) -> Result<(), Con
     })
 }
 
-fn first_conflict(config: &Config) -> Option<Conflict> {
-    let rules = engine_rules(config)
+fn first_conflict(config: &Config, layers: &Layers) -> Option<Conflict> {
+    let rules = engine_rules(config, layers)
         .into_iter()
         .chain(transfer_rules(config))
         .chain(link_rules(config));
@@ -73,17 +73,25 @@ fn first_conflict(config: &Config) -> Option<Conflict> {
 /// Whether a rule holds, the two fields it is about, and what would be right.
 type Rule = (bool, Key, Key, &'static str);
 
-fn engine_rules(config: &Config) -> [Rule; 7] {
+fn engine_rules(config: &Config, layers: &Layers) -> [Rule; 8] {
     let (engine, limits) = (&config.engine, &config.limits);
+    // A pool given in bytes has as many blocks as the model's layout allows, which the node finds out.
+    let in_bytes = engine.kv_pool_bytes > 0;
     [
         (
-            engine.kv_pool_tokens.is_multiple_of(engine.kv_block_tokens),
+            !in_bytes || layers.origin("engine", "kv_pool_tokens") == Origin::Default,
+            ("engine", "kv_pool_bytes"),
+            ("engine", "kv_pool_tokens"),
+            "the pool's size is given once: in tokens, or in bytes with kv_pool_tokens left out",
+        ),
+        (
+            in_bytes || engine.kv_pool_tokens.is_multiple_of(engine.kv_block_tokens),
             ("engine", "kv_pool_tokens"),
             ("engine", "kv_block_tokens"),
             "kv_pool_tokens must be a whole number of blocks",
         ),
         (
-            limits.max_seq_len <= engine.kv_pool_tokens,
+            in_bytes || limits.max_seq_len <= engine.kv_pool_tokens,
             ("limits", "max_seq_len"),
             ("engine", "kv_pool_tokens"),
             "the pool must hold at least one sequence of max_seq_len tokens",

@@ -33,8 +33,8 @@ section! {
         /// How weights are multiplied. "quantised": as they are in the file, with activations rounded to int8; "precise": the
         /// same with activations of about 15 bits, at twice the arithmetic; "float32": all weights become float32.
         compute: Compute = Compute::Quantised, Kind::Choice(&["quantised", "precise", "float32"]);
-        /// Element type of the KV cache.
-        kv_dtype: KvDtypeConfig = KvDtypeConfig::F16, Kind::Choice(&["f16", "f32"]);
+        /// Element type of the KV cache; int8 has a scale for each token and head.
+        kv_dtype: KvDtypeConfig = KvDtypeConfig::F16, Kind::Choice(&["f16", "bf16", "int8", "f32"]);
     }
 }
 
@@ -45,6 +45,8 @@ section! {
         kv_block_tokens: usize = 16, int(1, 1_024);
         /// Size of the KV pool, in tokens; a whole number of blocks.
         kv_pool_tokens: usize = 32_768, int(1, 1 << 30);
+        /// Size of the KV pool, in bytes, in place of kv_pool_tokens; as many blocks as fit. 0: as kv_pool_tokens says.
+        kv_pool_bytes: usize = 0, int(0, 1 << 44);
         /// Most sequences in one step.
         max_num_seqs: usize = 64, int(1, 4_096);
         /// Most rows (tokens of all sequences together) in one step.

@@ -25,6 +25,10 @@ pub enum KvDtypeConfig {
     /// Half precision: half the memory and half the bytes of a handoff.
     #[default]
     F16,
+    /// The upper half of single precision: as large as half precision, coarser, without its limit of 65,504.
+    Bf16,
+    /// Signed bytes with a scale for each token and head: about a quarter of single precision.
+    Int8,
     /// Single precision.
     F32,
 }

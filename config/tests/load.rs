@@ -272,5 +272,7 @@ fn the_last_legal_values_before_a_contradiction_are_accepted() {
     assert!(try_load("", &[], &["transfer.datagram_bytes=6550"]).is_ok());
     assert!(try_load("", &[], &["cluster.keep_alive_ms=750"]).is_ok());
     assert!(try_load("", &[], &["limits.max_seq_len=32768"]).is_ok());
+    assert!(try_load("", &[], &["engine.kv_pool_bytes=1000000", "limits.max_seq_len=32769"]).is_ok());
+    assert!(try_load("", &[], &["engine.kv_pool_bytes=0", "engine.kv_pool_tokens=16384"]).is_ok());
     assert!(try_load("", &[], &["node.listen=0.0.0.0:7601", "node.advertise=a.example:7601"]).is_ok());
 }

@@ -144,7 +144,7 @@ impl Decoder {
             .collect();
         for (index, layer) in self.layers.iter().enumerate() {
             self.project(layer, rows, buffers)?;
-            store(access, index as u32, &all, buffers, self.kv_width());
+            store(&self.cpu, access, index as u32, &all, buffers, self.kv_width());
             observer.layer_computed(index as u32);
             if index + 1 < self.layers.len() {
                 self.attend(index as u32, &all, rows, access, buffers)?;
@@ -350,13 +350,23 @@ impl Layer {
 }
 
 /// Writes the K and V of all rows into the pool.
-fn store(access: &mut StepAccess<'_>, layer: u32, sequences: &[SequenceRows<'_>], b: &Buffers, width: usize) {
+fn store(
+    cpu: &Cpu,
+    access: &mut StepAccess<'_>,
+    layer: u32,
+    sequences: &[SequenceRows<'_>],
+    b: &Buffers,
+    width: usize,
+) {
     let block_tokens = access.pool().layout().block_tokens as usize;
-    for s in sequences {
-        for (row, position) in s.rows.clone().zip(s.first_position..) {
-            let numbers = row * width..(row + 1) * width;
-            let (block, slot) = (s.blocks[position / block_tokens], position % block_tokens);
-            access.write_token(layer, block, slot, &b.key[numbers.clone()], &b.value[numbers]);
+    for (i, s) in sequences.iter().enumerate() {
+        // A decoding sequence writes one slot of a block that is in no cache.
+        if let Some(next) = sequences.get(i + 2).filter(|next| next.rows.len() == 1) {
+            let (block, slot) = (next.first_position / block_tokens, next.first_position % block_tokens);
+            access.expect_write(cpu, layer, next.blocks[block], slot);
         }
+        let numbers = s.rows.start * width..s.rows.end * width;
+        let rows = (&b.key[numbers.clone()], &b.value[numbers]);
+        access.write_rows(cpu, layer, (s.blocks, s.first_position), rows);
     }
 }

@@ -11,6 +11,7 @@ use engine::runner::{LayerObserver, Runner, RunnerError};
 use protocol::kv::{KvLayout, ModelIdentity};
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::kernels::Cpu;
 use crate::kv_pool::{KvError, KvPool, StepAccess};
 use crate::plan_check::{PlanChecker, PlanLimits};
 use crate::runner::sample_row;
@@ -84,6 +85,7 @@ pub struct FakeRunner {
     logits: Vec<f32>,
     key: Vec<f32>,
     value: Vec<f32>,
+    cpu: Cpu,
     step_hook: Option<StepHook>,
     logits_hook: Option<LogitsHook>,
 }
@@ -107,6 +109,7 @@ impl FakeRunner {
             logits: vec![0.0; config.vocab_size as usize],
             key: vec![0.0; width],
             value: vec![0.0; width],
+            cpu: Cpu::portable(),
             step_hook: None,
             logits_hook: None,
         }
@@ -158,11 +161,10 @@ impl FakeRunner {
             }
             let hash = state.digest();
             for (i, x) in self.key.iter_mut().chain(&mut self.value).enumerate() {
-                // Whole numbers below 2048 are exact in every element type.
+                // Whole numbers below 2048; rounding makes the same of them on every node.
                 *x = (mix(hash, i as u64) >> 53) as f32;
             }
-            let (block, slot) = place(&layout, blocks, position);
-            access.write_token(layer, block, slot, &self.key, &self.value);
+            access.write_rows(&self.cpu, layer, (blocks, position as usize), (&self.key, &self.value));
         }
     }
 
@@ -261,7 +263,7 @@ fn place(layout: &KvLayout, blocks: &[BlockId], position: u32) -> (BlockId, usiz
     )
 }
 
-/// Hands the bytes of one token's K and V in one layer to `take`, K first, head by head.
+/// Hands the bytes of one token's K and V in one layer to `take`, head by head, K first, element by element.
 fn token_bytes(
     access: &StepAccess<'_>,
     layout: &KvLayout,
@@ -271,9 +273,20 @@ fn token_bytes(
     mut take: impl FnMut(&[u8]),
 ) {
     let (block, slot) = place(layout, blocks, position);
-    let row = layout.head_dim as usize * layout.dtype.size();
-    let head = row * layout.block_tokens as usize;
-    for bytes in access.block(layer, block).chunks_exact(head) {
-        take(&bytes[slot * row..(slot + 1) * row]);
+    let (tokens, size) = (layout.block_tokens as usize, layout.dtype.size());
+    let bytes = access.block(layer, block);
+    for head in bytes.chunks_exact(bytes.len() / layout.num_kv_heads as usize) {
+        let (keys, rest) = head.split_at(layout.head_dim as usize * tokens * size);
+        for elements in keys.chunks_exact(tokens * size) {
+            take(&elements[slot * size..(slot + 1) * size]);
+        }
+        let (values, scales) = rest.split_at(keys.len());
+        take(&values[slot * keys.len() / tokens..(slot + 1) * keys.len() / tokens]);
+        if !scales.is_empty() {
+            for scales in scales.chunks_exact(scales.len() / 2) {
+                let scale = layout.dtype.scale_bytes();
+                take(&scales[slot * scale..(slot + 1) * scale]);
+            }
+        }
     }
 }

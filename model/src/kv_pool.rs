@@ -1,7 +1,7 @@
 //! The bytes of the KV cache: one arena for all layers and blocks, and the rules under which it is read and written.
 //!
-//! Within a (layer, block) the bytes lie in the canonical order of [`protocol::kv::KvLayout`]: K then V, kv head, token,
-//! dim, little-endian. The arena itself is `[layer][block]`, so one layer's blocks are contiguous.
+//! Within a (layer, block) the bytes lie in the canonical order of [`protocol::kv::KvLayout`]. The arena itself is
+//! `[layer][block]`, so one layer's blocks are contiguous; it starts on a huge page.
 //!
 //! Life of a block's bytes. A block is *idle* until somebody claims it:
 //!
@@ -26,11 +26,10 @@ use std::thread::ThreadId;
 
 use bytes::Bytes;
 use engine::plan::{BlockId, StepPlan};
-use half::f16;
-use half::slice::HalfFloatSliceExt;
 use memmap2::MmapMut;
-use protocol::kv::{KvDtype, KvLayout};
+use protocol::kv::KvLayout;
 
+use crate::kernels::{Cpu, KvShape, prefetch_slot, write_kv};
 pub use crate::kv_error::KvError;
 
 mod read_claim;
@@ -46,6 +45,9 @@ const SHARED: u32 = 1 << 29;
 /// Number of copies being taken.
 const READERS: u32 = SHARED - 1;
 
+/// Size and alignment of a huge page on the systems that have them, in bytes.
+const HUGE_PAGE: usize = 2 << 20;
+
 #[cfg(target_endian = "big")]
 compile_error!("the canonical KV byte order is little-endian and the pool stores it as is");
 
@@ -56,6 +58,8 @@ pub struct KvPool {
     /// Bytes of one (layer, block).
     chunk: usize,
     base: *mut u8,
+    /// Bytes of all chunks.
+    bytes: usize,
     /// Keeps the arena mapped; its bytes are touched through `base` only.
     _arena: MmapMut,
     /// Claims, one word per block.
@@ -98,18 +102,22 @@ impl KvPool {
             ));
         }
         let total = u32::try_from(total_blocks).map_err(|_| failed("at most 2^32 - 1 blocks can be numbered"))?;
-        let len = usize::try_from(bytes).ok().filter(|&n| n <= isize::MAX as usize);
-        let mut arena = MmapMut::map_anon(len.ok_or_else(|| failed("larger than the address space"))?)
+        // Room to start on a huge page: a mapping is only aligned to a small one.
+        let mapped = usize::try_from(bytes).ok().and_then(|n| n.checked_add(HUGE_PAGE));
+        let mapped = mapped.filter(|&n| n <= isize::MAX as usize);
+        let mut arena = MmapMut::map_anon(mapped.ok_or_else(|| failed("larger than the address space"))?)
             .map_err(|e| failed(&e.to_string()))?;
+        let skipped = arena.as_ptr().align_offset(HUGE_PAGE).min(HUGE_PAGE);
         #[cfg(target_os = "linux")]
-        if let Err(error) = arena.advise(memmap2::Advice::HugePage) {
+        if let Err(error) = arena.advise_range(memmap2::Advice::HugePage, skipped, arena.len() - HUGE_PAGE) {
             tracing::debug!(%error, "no huge pages for the KV pool");
         }
         Ok(Self {
             layout,
             total_blocks: total,
             chunk: layout.layer_block_bytes(),
-            base: arena.as_mut_ptr(),
+            base: arena[skipped..].as_mut_ptr(),
+            bytes: arena.len() - HUGE_PAGE,
             _arena: arena,
             claims: (0..total_blocks).map(|_| AtomicU32::new(0)).collect(),
             step: Mutex::new(None),
@@ -124,6 +132,11 @@ impl KvPool {
     /// Number of blocks.
     pub fn total_blocks(&self) -> usize {
         self.total_blocks as usize
+    }
+
+    /// Bytes of the arena. Those that nobody has touched yet take no memory.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Claims `blocks` for one step of the calling thread, which may write all of them. A block may occur several times.
@@ -228,7 +241,7 @@ impl KvPool {
         for layer in layers {
             for block in blocks {
                 // SAFETY: both indices were checked. `claim` keeps writers of other threads out of the block; a step of
-                // this thread writes within `write_token` only, which is not running.
+                // this thread writes within `write_rows` only, which is not running.
                 out.extend_from_slice(unsafe { self.chunk_ref(layer, *block) });
             }
         }
@@ -314,39 +327,50 @@ impl StepAccess<'_> {
         unsafe { self.pool.chunk_ref(layer, block) }
     }
 
-    /// Stores the key and the value of one token: `num_kv_heads * head_dim` numbers each, head by head, rounded to the
-    /// pool's element type. `slot` is the token's place in the block.
+    /// Stores keys and values of tokens that follow each other in a sequence, \[token\]\[kv heads\]\[dim\] each, rounded
+    /// to the pool's element type (see [`write_kv`]). `blocks` is the sequence's block table, `position` the first
+    /// token's place in the sequence.
     ///
     /// # Panics
-    /// As [`Self::block`], if the block is claimed for reading only, and if `slot` or a length does not fit the layout.
-    pub fn write_token(&mut self, layer: u32, block: BlockId, slot: usize, key: &[f32], value: &[f32]) {
-        self.assert_claimed(block, STEP);
-        let layout = &self.pool.layout;
-        let (tokens, dim) = (layout.block_tokens as usize, layout.head_dim as usize);
-        let width = layout.num_kv_heads as usize * dim;
+    /// As [`Self::block`], if a block is claimed for reading only, if a position is behind the table or if the lengths do not fit the layout.
+    pub fn write_rows(
+        &mut self,
+        cpu: &Cpu,
+        layer: u32,
+        (blocks, position): (&[BlockId], usize),
+        (keys, values): (&[f32], &[f32]),
+    ) {
+        let shape = KvShape::from(self.pool.layout());
+        let width = shape.num_kv_heads * shape.head_dim;
         assert!(
-            slot < tokens && key.len() == width && value.len() == width,
-            "one token of the layout"
+            keys.len() == values.len() && keys.len().is_multiple_of(width),
+            "a key and a value of the layout for every token"
         );
-        let start = self.pool.chunk_ptr(layer, block);
-        let mut converted = [0_u8; 4 * CONVERT];
-        for (half, numbers) in [key, value].into_iter().enumerate() {
-            for (head, row) in numbers.chunks_exact(dim).enumerate() {
-                let first = ((half * layout.num_kv_heads as usize + head) * tokens + slot) * dim;
-                for (part, piece) in row.chunks(CONVERT).enumerate() {
-                    let bytes = encode(layout.dtype, piece, &mut converted);
-                    let offset = (first + part * CONVERT) * layout.dtype.size();
-                    assert!(
-                        offset + bytes.len() <= self.pool.chunk,
-                        "within the block by the assertion above"
-                    );
-                    // SAFETY: the destination is inside the (layer, block) by the assertion, the source is on the
-                    // stack. The step's claim keeps other threads away, and `&mut self` means that no reference
-                    // handed out by `block` is alive.
-                    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start.add(offset), bytes.len()) };
-                }
-            }
+        let (mut position, mut keys, mut values) = (position, keys, values);
+        while !keys.is_empty() {
+            let slot = position % shape.block_tokens;
+            let count = (shape.block_tokens - slot).min(keys.len() / width);
+            let (now, later) = keys.split_at(count * width);
+            let (values_now, values_later) = values.split_at(count * width);
+            let bytes = self.block_mut(layer, blocks[position / shape.block_tokens]);
+            let written = write_kv(cpu, &shape, slot, (now, values_now), bytes);
+            assert!(written.is_ok(), "the slots are in the block and the lengths are right");
+            (position, keys, values) = (position + count, later, values_later);
         }
+    }
+
+    /// Asks for the memory that [`Self::write_rows`] of one token will write, so that it need not wait for it.
+    pub fn expect_write(&self, cpu: &Cpu, layer: u32, block: BlockId, slot: usize) {
+        let shape = KvShape::from(self.pool.layout());
+        prefetch_slot(cpu, &shape, slot, self.block(layer, block));
+    }
+
+    fn block_mut(&mut self, layer: u32, block: BlockId) -> &mut [u8] {
+        self.assert_claimed(block, STEP);
+        let start = self.pool.chunk_ptr(layer, block);
+        // SAFETY: `chunk` initialised bytes from there belong to the arena. The step's claim keeps other threads away,
+        // and `&mut self` means that no other reference handed out by this step is alive.
+        unsafe { std::slice::from_raw_parts_mut(start, self.pool.chunk) }
     }
 
     /// Panics unless the step holds a claim of one of the kinds `bits`.
@@ -455,26 +479,6 @@ impl Drop for KvWriter {
     fn drop(&mut self) {
         self.revoke();
     }
-}
-
-/// Numbers converted at a time by [`StepAccess::write_token`].
-const CONVERT: usize = 64;
-
-/// `numbers` (at most [`CONVERT`]) in the pool's element type and byte order.
-fn encode<'a>(dtype: KvDtype, numbers: &[f32], out: &'a mut [u8; 4 * CONVERT]) -> &'a [u8] {
-    match dtype {
-        KvDtype::F32 => {
-            let bytes: &[u8] = bytemuck::cast_slice(numbers);
-            out[..bytes.len()].copy_from_slice(bytes);
-        }
-        KvDtype::F16 => {
-            let mut halves = [f16::ZERO; CONVERT];
-            let halves = &mut halves[..numbers.len()];
-            halves.convert_from_f32_slice(numbers);
-            out[..2 * numbers.len()].copy_from_slice(bytemuck::cast_slice(halves));
-        }
-    }
-    &out[..numbers.len() * dtype.size()]
 }
 
 fn busy(block: BlockId, held: u32) -> KvError {

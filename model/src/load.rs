@@ -60,6 +60,16 @@ pub enum LoadError {
     /// The threads or instruction sets asked for do not exist.
     #[error(transparent)]
     Cpu(#[from] KernelError),
+    /// The KV pool's bytes hold no block.
+    #[error(
+        "engine.kv_pool_bytes is {given}; a block of this model takes {block} bytes, so at least that would be right"
+    )]
+    PoolBytes {
+        /// The configured size, in bytes.
+        given: usize,
+        /// Bytes of a block in all layers.
+        block: usize,
+    },
     /// The KV pool cannot be made.
     #[error(transparent)]
     Pool(#[from] KvError),
@@ -103,6 +113,8 @@ pub fn load_with(
     };
     let dtype = match model.kv_dtype {
         KvDtypeConfig::F16 => KvDtype::F16,
+        KvDtypeConfig::Bf16 => KvDtype::Bf16,
+        KvDtypeConfig::Int8 => KvDtype::Int8,
         KvDtypeConfig::F32 => KvDtype::F32,
     };
     let layout = KvLayout {
@@ -112,10 +124,7 @@ pub fn load_with(
         block_tokens: engine.kv_block_tokens as u32,
         dtype,
     };
-    let pool = Arc::new(KvPool::new(
-        layout,
-        engine.kv_pool_tokens / engine.kv_block_tokens.max(1),
-    )?);
+    let pool = Arc::new(KvPool::new(layout, pool_blocks(engine, &layout)?)?);
     let numerics = format!("{compute}-{ARITHMETIC}/{}/{}", cpu.level().as_str(), dtype.as_str());
     let positions = max_seq_len.min(arch.max_positions);
     let (name, vocab_size, max_positions) = (arch.name.clone(), arch.vocab_size, arch.max_positions);
@@ -139,4 +148,14 @@ pub fn load_with(
         layout,
         max_position_embeddings: max_positions as u32,
     })
+}
+
+/// Blocks of the KV pool that the configuration asks for.
+fn pool_blocks(engine: &EngineConfig, layout: &KvLayout) -> Result<usize, LoadError> {
+    let (given, block) = (engine.kv_pool_bytes, layout.block_bytes());
+    match given {
+        0 => Ok(engine.kv_pool_tokens / engine.kv_block_tokens.max(1)),
+        _ if block > given => Err(LoadError::PoolBytes { given, block }),
+        _ => Ok(given / block.max(1)),
+    }
 }

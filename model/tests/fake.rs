@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use engine::plan::BlockId;
 use engine::runner::{NoObserver, Runner, RunnerError};
 use model::fake::{FakeConfig, FakeModel, FakeRunner};
+use model::kernels::Cpu;
 use model::kv_pool::KvPool;
 use protocol::kv::{KvDtype, KvLayout};
 use protocol::sampling::SamplingParams;
@@ -85,7 +86,7 @@ fn a_swapped_lost_or_damaged_block_changes_the_text() {
         // A step of the same thread could not do this: it is what a foreign frame would be.
         let mut access = pool.claim(std::slice::from_ref(&block)).unwrap();
         let numbers: Vec<f32> = bytes.iter().take(8).map(|&b| f32::from(b)).collect();
-        access.write_token(0, block, 3, &numbers, &numbers);
+        access.write_rows(&Cpu::portable(), 0, (&[block], 3), (&numbers, &numbers));
     };
     let healthy = text(&|_, _, _| ());
     assert_eq!(healthy, text(&|_, _, _| ()));

@@ -2,7 +2,7 @@
 
 mod support;
 
-use config::Compute;
+use config::{Compute, KvDtypeConfig};
 use engine::runner::Runner;
 use protocol::sampling::SamplingParams;
 use support::{Bench, Setup, fixture, floats, ids, read_json, smollm2, tiny_llama};
@@ -195,4 +195,18 @@ fn smollm2_in_precise_is_almost_the_reference() {
     let d = against_golden(setup, 0.02);
     assert!(d.top20_mean <= 2e-3, "top 20: {}", d.top20_mean);
     assert!(d.path_mean <= 1e-3, "golden path: {}", d.path_mean);
+}
+
+/// What coarser caches cost, on top of that.
+#[test]
+fn smollm2_with_other_caches_stays_close() {
+    for (kv_dtype, top20, path) in [(KvDtypeConfig::Bf16, 0.085, 0.085), (KvDtypeConfig::Int8, 0.11, 0.085)] {
+        let setup = Setup {
+            kv_dtype,
+            ..Setup::quantised()
+        };
+        let d = against_golden(setup, 0.7);
+        assert!(d.top20_mean <= top20, "{kv_dtype:?}, top 20: {}", d.top20_mean);
+        assert!(d.path_mean <= path, "{kv_dtype:?}, golden path: {}", d.path_mean);
+    }
 }

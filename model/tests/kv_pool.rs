@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine::plan::{BlockId, PlannedSequence, SequenceId, Span, StepPlan};
-use half::f16;
+use half::{bf16, f16};
+use model::kernels::Cpu;
 use model::kv_pool::{KvError, KvPool};
 use protocol::kv::{KvDtype, KvLayout};
 
@@ -26,7 +27,7 @@ fn ids(list: &[u32]) -> Vec<BlockId> {
     list.iter().copied().map(BlockId).collect()
 }
 
-/// The number stored for an element, exact in both types.
+/// The number stored for an element.
 fn element(layer: usize, block: usize, half: usize, head: usize, token: usize, dim: usize) -> f32 {
     ((((layer * 5 + block) * 2 + half) * 3 + head) * 7 + token * 11 + dim) as f32 / 4.0
 }
@@ -34,42 +35,50 @@ fn element(layer: usize, block: usize, half: usize, head: usize, token: usize, d
 /// The canonical bytes of a (layer, block), written down plainly.
 fn canonical(layout: &KvLayout, layer: usize, block: usize) -> Vec<u8> {
     let mut out = Vec::new();
-    for half in 0..2 {
-        for head in 0..layout.num_kv_heads as usize {
-            for token in 0..layout.block_tokens as usize {
-                for dim in 0..layout.head_dim as usize {
-                    let x = element(layer, block, half, head, token, dim);
-                    match layout.dtype {
-                        KvDtype::F16 => out.extend_from_slice(&f16::from_f32(x).to_le_bytes()),
-                        KvDtype::F32 => out.extend_from_slice(&x.to_le_bytes()),
-                    }
-                }
-            }
+    let mut push = |half, head, token, dim| {
+        let x = element(layer, block, half, head, token, dim);
+        match layout.dtype {
+            KvDtype::F16 => out.extend_from_slice(&f16::from_f32(x).to_le_bytes()),
+            KvDtype::Bf16 => out.extend_from_slice(&bf16::from_f32(x).to_le_bytes()),
+            KvDtype::F32 => out.extend_from_slice(&x.to_le_bytes()),
+            KvDtype::Int8 => panic!("see the kernels' own tests"),
+        }
+    };
+    for head in 0..layout.num_kv_heads as usize {
+        for (dim, token) in (0..80).flat_map(|dim| (0..4).map(move |token| (dim, token))) {
+            push(0, head, token, dim);
+        }
+        for (token, dim) in (0..4).flat_map(|token| (0..80).map(move |dim| (token, dim))) {
+            push(1, head, token, dim);
         }
     }
     out
 }
 
+/// Keys or values of a token, all heads.
+fn row(layer: usize, block: usize, half: usize, slot: usize) -> Vec<f32> {
+    let head = |head| (0..80).map(move |dim| element(layer, block, half, head, slot, dim));
+    (0..2).flat_map(head).collect()
+}
+
 #[test]
 fn tokens_are_stored_in_canonical_order() {
-    for dtype in [KvDtype::F16, KvDtype::F32] {
+    let cpu = Cpu::new(1).unwrap();
+    for dtype in [KvDtype::F16, KvDtype::Bf16, KvDtype::F32] {
         let pool = pool(dtype, 6);
         let layout = *pool.layout();
         let blocks = ids(&[4, 1]);
         let mut access = pool.claim(&blocks).unwrap();
         for layer in 0..3 {
-            for &block in &blocks {
-                for slot in 0..4 {
-                    let row = |half| -> Vec<f32> {
-                        (0..2)
-                            .flat_map(|head| {
-                                (0..80).map(move |dim| element(layer, block.0 as usize, half, head, slot, dim))
-                            })
-                            .collect()
-                    };
-                    access.write_token(layer as u32, block, slot, &row(0), &row(1));
-                }
+            // Positions 0 to 7 of a sequence with blocks 4 and 1: a part of a block, the rest and more, the last.
+            for positions in [0..3, 3..7, 7..8] {
+                let rows = |half| -> Vec<f32> {
+                    let of = |p: usize| row(layer, blocks[p / 4].0 as usize, half, p % 4);
+                    positions.clone().flat_map(of).collect()
+                };
+                access.write_rows(&cpu, layer as u32, (&blocks, positions.start), (&rows(0), &rows(1)));
             }
+            access.expect_write(&cpu, layer as u32, blocks[0], 3);
         }
         for layer in 0..3 {
             for &block in &blocks {
@@ -94,6 +103,20 @@ fn tokens_are_stored_in_canonical_order() {
         .concat();
         assert_eq!(inside, expected);
         assert_eq!(pool.gather(1..3, &ids(&[4, 0, 1])).unwrap(), expected);
+    }
+}
+
+#[test]
+fn the_arena_starts_on_a_huge_page() {
+    for dtype in KvDtype::ALL {
+        let pool = pool(dtype, 6);
+        assert_eq!(pool.bytes(), 6 * pool.layout().block_bytes());
+        let blocks = ids(&[0, 5]);
+        let access = pool.claim(&blocks).unwrap();
+        let first = access.block(0, blocks[0]).as_ptr() as usize;
+        assert_eq!(first % (2 << 20), 0);
+        let last = access.block(2, blocks[1]).as_ptr_range().end as usize;
+        assert_eq!(last - first, pool.bytes());
     }
 }
 
@@ -282,8 +305,9 @@ fn what_a_step_only_reads_it_cannot_write() {
     planned(&mut plan, layout.block_tokens, &[0, 1]);
     let mut step = pool.claim_plan(&plan).unwrap();
     let row = vec![1.0; width];
-    step.write_token(0, BlockId(1), 0, &row, &row);
-    step.write_token(0, BlockId(0), 0, &row, &row);
+    let cpu = Cpu::portable();
+    step.write_rows(&cpu, 0, (&[BlockId(1)], 0), (&row, &row));
+    step.write_rows(&cpu, 0, (&[BlockId(0)], 0), (&row, &row));
 }
 
 #[test]

@@ -241,6 +241,19 @@ fn pools_that_do_not_fit_are_refused() {
     assert!(message(&engine(8, 1)).contains("0 blocks"));
     assert!(message(&engine(usize::MAX, 1)).contains("KV pool"));
     assert!(message(&engine(1_024, 0)).contains("threads"));
+    // 3 layers, K and V of 2 heads of 16 in 2 bytes, 16 tokens.
+    let block = 3 * 2 * 2 * 16 * 2 * 16;
+    let in_bytes = |kv_pool_bytes| EngineConfig {
+        kv_pool_bytes,
+        ..EngineConfig::default()
+    };
+    assert!(
+        message(&in_bytes(block - 1)).contains("engine.kv_pool_bytes is 6143; a block of this model takes 6144 bytes")
+    );
+    for (bytes, blocks) in [(block, 1), (2 * block - 1, 1), (10 * block, 10)] {
+        let loaded = model::load(&model, &in_bytes(bytes), 100).unwrap();
+        assert_eq!(loaded.pool.total_blocks(), blocks);
+    }
 }
 
 #[test]
@@ -267,7 +280,7 @@ fn the_layout_and_the_identity_say_what_was_loaded() {
     assert_eq!((identity.architecture.as_str(), identity.vocab_size), ("llama", 512));
     let parts: Vec<&str> = identity.numerics.split('/').collect();
     assert!(
-        parts.len() == 3 && parts[0] == "quantised" && parts[2] == "f16",
+        parts.len() == 3 && parts[0].starts_with("quantised-") && parts[2] == "f16",
         "{}",
         identity.numerics
     );

@@ -4,6 +4,7 @@ mod support;
 
 use std::path::Path;
 
+use config::KvDtypeConfig;
 use support::one_answer::{alone, cases, handed_over, preempted, run};
 use support::{Bench, Setup, smollm2, tiny_llama};
 
@@ -61,6 +62,24 @@ fn tiny_llama_quantised() {
 fn tiny_llama_in_float() {
     let variants = [(1, 16, 32, 2), (16, 3, 16, 1), (64, 9, 8, 2), (WHOLE, 16, 1, 1)];
     same_bits(&tiny_llama(), Setup::float(), 200, 512, &variants);
+}
+
+#[test]
+fn tiny_llama_with_other_caches() {
+    let variants = [
+        (1, 16, 32, 2),
+        (16, 3, 16, 1),
+        (64, 9, 8, 2),
+        (WHOLE, 16, 24, 1),
+        (2, 5, 1, 2),
+    ];
+    for kv_dtype in [KvDtypeConfig::Bf16, KvDtypeConfig::Int8] {
+        let setup = Setup {
+            kv_dtype,
+            ..Setup::quantised()
+        };
+        same_bits(&tiny_llama(), setup, 200, 512, &variants);
+    }
 }
 
 #[test]

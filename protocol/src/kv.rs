@@ -12,14 +12,33 @@ pub enum KvDtype {
     F16,
     /// IEEE single precision, 4 bytes.
     F32,
+    /// The upper half of IEEE single precision, 2 bytes.
+    Bf16,
+    /// Signed bytes; each token's key and value of each head have a scale of their own, in single precision.
+    Int8,
 }
 
 impl KvDtype {
+    /// All types.
+    pub const ALL: [Self; 4] = [Self::F16, Self::F32, Self::Bf16, Self::Int8];
+
     /// Bytes of one element.
-    pub fn size(self) -> usize {
+    #[inline]
+    pub const fn size(self) -> usize {
         match self {
-            Self::F16 => 2,
+            Self::F16 | Self::Bf16 => 2,
             Self::F32 => 4,
+            Self::Int8 => 1,
+        }
+    }
+
+    /// Bytes of the scale that belongs to one head's key of one token, and of the one that belongs to its value; 0
+    /// where elements stand for themselves.
+    #[inline]
+    pub const fn scale_bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 | Self::F32 => 0,
+            Self::Int8 => 4,
         }
     }
 
@@ -28,11 +47,19 @@ impl KvDtype {
         match self {
             Self::F16 => "f16",
             Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
         }
     }
 }
 
-/// Shape of the KV cache. The canonical order of bytes is (layer, block, K then V, kv head, token, dim), little-endian.
+/// Shape of the KV cache.
+///
+/// The canonical order of bytes is (layer, block, kv head). There lie, little-endian: the keys \[dim\]\[token\], the
+/// values \[token\]\[dim\], and where the type has scales those of the keys \[token\] and those of the values
+/// \[token\].
+/// Keys are transposed so that a vector holds one dimension of neighbouring tokens: a query then meets 16 keys at
+/// once, without a shuffle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub struct KvLayout {
     /// Layers that own a cache.
@@ -48,9 +75,12 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
-    /// Bytes of one block in one layer (K and V).
+    /// Bytes of one block in one layer (K and V of all heads).
     pub fn layer_block_bytes(&self) -> usize {
-        2 * self.num_kv_heads as usize * self.block_tokens as usize * self.head_dim as usize * self.dtype.size()
+        let row = self.head_dim as usize * self.dtype.size() + self.dtype.scale_bytes();
+        // Without elements there is nothing to scale.
+        let row = if self.head_dim == 0 { 0 } else { row };
+        2 * self.num_kv_heads as usize * self.block_tokens as usize * row
     }
 
     /// Bytes of one block in all layers.

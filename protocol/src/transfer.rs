@@ -35,7 +35,7 @@ pub struct PushOpen {
 }
 
 /// Names the bytes of one frame. The payload holds, for each layer of the range and each block of the range in it, the
-/// [`crate::kv::KvLayout::layer_block_bytes`] bytes of that block: (layer, block, K then V, kv head, token, dim).
+/// [`crate::kv::KvLayout::layer_block_bytes`] bytes of that block in canonical order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub struct FrameHeader {
     /// The reservation.

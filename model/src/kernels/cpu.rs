@@ -111,6 +111,15 @@ impl Cpu {
         Ok(Self { level, threads, team })
     }
 
+    /// Plain Rust on the caller's thread: what every machine has.
+    pub fn portable() -> Self {
+        Self {
+            level: CpuLevel::Portable,
+            threads: 1,
+            team: None,
+        }
+    }
+
     /// The instruction set in use. This CPU has it.
     pub fn level(&self) -> CpuLevel {
         self.level

@@ -9,7 +9,7 @@
 
 use std::array::from_fn;
 
-use half::f16;
+use half::{bf16, f16};
 
 /// Lanes of a vector, and columns of a tile of weights.
 pub(super) const LANES: usize = 16;
@@ -38,6 +38,22 @@ pub(super) trait Lanes: Copy {
     /// # Safety
     /// `p` must be good for writing 32 bytes; no alignment is needed.
     unsafe fn store_f16(self, p: *mut u8);
+    /// Sixteen little-endian bfloat16.
+    /// # Safety
+    /// `p` must be good for reading 32 bytes; no alignment is needed.
+    unsafe fn load_bf16(p: *const u8) -> Self;
+    /// Rounds to bfloat16, ties to even, little-endian; a NaN stays one, made quiet.
+    /// # Safety
+    /// `p` must be good for writing 32 bytes; no alignment is needed.
+    unsafe fn store_bf16(self, p: *mut u8);
+    /// Sixteen signed bytes.
+    /// # Safety
+    /// `p` must be good for reading 16 bytes.
+    unsafe fn load_i8(p: *const u8) -> Self;
+    /// Rounds to signed bytes, ties to even. Lanes are in -127..=127; of others the bytes are unspecified.
+    /// # Safety
+    /// `p` must be good for writing 16 bytes.
+    unsafe fn store_i8(self, p: *mut u8);
     fn add(self, o: Self) -> Self;
     fn sub(self, o: Self) -> Self;
     fn mul(self, o: Self) -> Self;
@@ -50,7 +66,8 @@ pub(super) trait Lanes: Copy {
     fn max(self, o: Self) -> Self;
     /// 0 in lanes where `x < bound`, `self` elsewhere (also where `x` is NaN).
     fn zero_where_less(self, x: Self, bound: Self) -> Self;
-    /// 2^n, where the low bits of the lanes are those of `1.5 * 2^23 + n`, -126 <= n <= 127. Any bits otherwise.
+    /// 2^n, where the low bits of the lanes are those of `1.5 * 2^23 + n`, -126 <= n <= 127; 0 for n = -127. Any bits
+    /// otherwise.
     fn pow2_of_shifted(self) -> Self;
 
     /// Asks for the cache line at `p`, which may lie anywhere.
@@ -165,6 +182,30 @@ impl Lanes for Portable {
         let bytes = self.0.map(|x| f16::from_f32(x).to_le_bytes());
         // SAFETY: the caller vouches for 32 bytes; bytes need no alignment.
         unsafe { p.cast::<[[u8; 2]; LANES]>().write(bytes) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self {
+        // SAFETY: the caller vouches for 32 bytes; bytes need no alignment.
+        let bytes = unsafe { p.cast::<[[u8; 2]; LANES]>().read() };
+        Self(bytes.map(|b| bf16::from_le_bytes(b).to_f32()))
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u8) {
+        let bytes = self.0.map(|x| bf16::from_f32(x).to_le_bytes());
+        // SAFETY: the caller vouches for 32 bytes; bytes need no alignment.
+        unsafe { p.cast::<[[u8; 2]; LANES]>().write(bytes) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const u8) -> Self {
+        // SAFETY: the caller vouches for 16 bytes.
+        let bytes = unsafe { p.cast::<[i8; LANES]>().read() };
+        Self(bytes.map(f32::from))
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut u8) {
+        let bytes = self.0.map(|x| x.round_ties_even() as i8);
+        // SAFETY: the caller vouches for 16 bytes.
+        unsafe { p.cast::<[i8; LANES]>().write(bytes) }
     }
     #[inline(always)]
     fn add(self, o: Self) -> Self {

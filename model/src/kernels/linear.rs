@@ -7,8 +7,7 @@
 use std::ops::Range;
 
 use super::KernelError;
-use super::attention::Unit;
-use super::attention_unit::AttentionScratch;
+use super::attention::AttentionBuffers;
 use super::cpu::Cpu;
 use super::dispatch::{self, IntKernel, Kernel};
 use super::gemm::Product;
@@ -34,8 +33,7 @@ pub enum LinearMode {
 #[derive(Default)]
 pub struct Scratch {
     pub(super) operand: Operand,
-    pub(super) units: Vec<Unit>,
-    pub(super) attention: Vec<AttentionScratch>,
+    pub(super) attention: AttentionBuffers,
 }
 
 /// A weight matrix W\[n\]\[k\], packed for y = x W^T.

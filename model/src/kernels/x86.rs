@@ -49,6 +49,40 @@ impl Lanes for Avx512 {
         ))
     }
     #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self {
+        instructions! {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u8) {
+        // In integers: the instruction for it takes subnormal numbers for zero.
+        instructions! {
+            let bits = _mm512_castps_si512(self.0);
+            let high = _mm512_srli_epi32::<16>(bits);
+            let odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+            let quiet = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+            let out = _mm512_mask_mov_epi32(_mm512_srli_epi32::<16>(rounded), nan, quiet);
+            _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(out));
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const u8) -> Self {
+        instructions!(Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(
+            p.cast()
+        )))))
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut u8) {
+        instructions!(_mm_storeu_si128(
+            p.cast(),
+            _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self.0))
+        ))
+    }
+    #[inline(always)]
     fn add(self, o: Self) -> Self {
         instructions!(Self(_mm512_add_ps(self.0, o.0)))
     }
@@ -225,6 +259,43 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> Self {
+        instructions! {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(16).cast()));
+            Self([
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            ])
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u8) {
+        let (low, high) = (rounded_to_bf16(self.0[0]), rounded_to_bf16(self.0[1]));
+        instructions! {
+            // Packed within halves of 128 bits: fours 0, 2, 1, 3.
+            let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
+            _mm256_storeu_si256(p.cast(), packed);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const u8) -> Self {
+        instructions! {
+            let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()));
+            let high = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(8).cast()));
+            Self([_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)])
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut u8) {
+        instructions! {
+            let (low, high) = (_mm256_cvtps_epi32(self.0[0]), _mm256_cvtps_epi32(self.0[1]));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(low, high));
+            let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+            _mm_storeu_si128(p.cast(), bytes);
+        }
+    }
+    #[inline(always)]
     fn add(self, o: Self) -> Self {
         instructions!(Self([
             _mm256_add_ps(self.0[0], o.0[0]),
@@ -302,6 +373,20 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn prefetch(p: *const u8) {
         instructions!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+    }
+}
+
+/// Eight f32 rounded to bfloat16, in the low halves of their lanes.
+#[inline(always)]
+fn rounded_to_bf16(x: __m256) -> __m256i {
+    instructions! {
+        let bits = _mm256_castps_si256(x);
+        let high = _mm256_srli_epi32::<16>(bits);
+        let odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+        let rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+        let quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+        let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+        _mm256_blendv_epi8(_mm256_srli_epi32::<16>(rounded), quiet, nan)
     }
 }
 

@@ -1,16 +1,14 @@
 //! Attention over paged KV.
 
 use engine::plan::BlockId;
-use half::f16;
 use protocol::kv::KvDtype;
 
-use super::super::attention_unit::CHUNK;
+use super::super::attention_chunk::CHUNK;
 use super::super::dispatch::{self, Kernel};
 use super::super::lanes::{LANES, Lanes};
-use super::super::math::exp;
-use super::super::{
-    AttentionShape, Cpu, CpuLevel, KernelError, KvShape, PagedAttention, Scratch, SequenceRows, write_kv,
-};
+use super::super::math::exp2;
+use super::super::{AttentionShape, Cpu, KernelError, KvShape, PagedAttention, Scratch, SequenceRows, write_kv};
+use super::kv_block::stored;
 use super::{Numbers, bits, cpus, relative_error};
 
 /// A sequence with its keys and values, and a pool that holds them in scattered blocks among garbage.
@@ -38,7 +36,7 @@ fn case(shape: AttentionShape, positions: usize, seed: u64) -> Case {
     // Every third block, backwards; all else is NaN, which would show.
     let blocks: Vec<BlockId> = (0..count as u32).rev().map(|i| BlockId(3 * i + 1)).collect();
     let mut pool = vec![0xff; (3 * count + 1) * kv.block_bytes()];
-    let cpu = Cpu::with_level(CpuLevel::Portable, 1).unwrap();
+    let cpu = Cpu::portable();
     for position in 0..positions {
         let at = blocks[position / kv.block_tokens].0 as usize * kv.block_bytes();
         let block = &mut pool[at..at + kv.block_bytes()];
@@ -92,92 +90,87 @@ impl Case {
         self.shape.window.map_or(0, |window| end.saturating_sub(window))..end
     }
 
-    /// As the cache holds it.
-    fn stored(&self, x: f32) -> f32 {
-        if self.shape.kv.dtype == KvDtype::F16 {
-            f16::from_f32(x).to_f32()
-        } else {
-            x
-        }
-    }
-
     fn query(&self, position: usize, head: usize) -> &[f32] {
         let dim = self.shape.kv.head_dim;
         &self.q[(position * self.shape.num_heads + head) * dim..][..dim]
     }
 
-    /// Key and value that a query head sees at a position.
-    fn key_value(&self, position: usize, head: usize) -> (Vec<f32>, Vec<f32>) {
+    /// Key and value that a query head sees at a position: what the cache holds, and what it is multiplied with.
+    fn key_value(&self, position: usize, head: usize) -> [(Vec<f32>, f32); 2] {
         let kv = self.shape.kv;
         let kv_head = head / (self.shape.num_heads / kv.num_kv_heads);
-        let of = |x: &[f32]| -> Vec<f32> {
+        [&self.k, &self.v].map(|x| {
             let row = &x[(position * kv.num_kv_heads + kv_head) * kv.head_dim..][..kv.head_dim];
-            row.iter().map(|&x| self.stored(x)).collect()
-        };
-        (of(&self.k), of(&self.v))
+            stored(kv.dtype, row)
+        })
     }
 
     /// Softmax of the scores times the values, in f64.
     fn exact(&self, position: usize, head: usize) -> Vec<f64> {
         let q = self.query(position, head);
-        let pairs: Vec<(f64, Vec<f32>)> = self
+        let pairs: Vec<(f64, Vec<f64>)> = self
             .seen(position)
             .map(|j| {
-                let (k, v) = self.key_value(j, head);
+                let [(k, key_scale), (v, value_scale)] = self.key_value(j, head);
                 let dot: f64 = q.iter().zip(k).map(|(&q, k)| f64::from(q) * f64::from(k)).sum();
-                (dot * f64::from(self.shape.scale), v)
+                let v = v.into_iter().map(|v| f64::from(v) * f64::from(value_scale)).collect();
+                (dot * f64::from(key_scale) * f64::from(self.shape.scale), v)
             })
             .collect();
         let max = pairs.iter().fold(f64::MIN, |a, p| a.max(p.0));
         let sum: f64 = pairs.iter().map(|p| (p.0 - max).exp()).sum();
-        let weighted = |d: usize| pairs.iter().map(|p| (p.0 - max).exp() * f64::from(p.1[d])).sum::<f64>() / sum;
+        let weighted = |d: usize| pairs.iter().map(|p| (p.0 - max).exp() * p.1[d]).sum::<f64>() / sum;
         (0..q.len()).map(weighted).collect()
     }
 
     /// The definition in the module's text, for one row and head alone, in plain code.
     fn defined(&self, cpu: &Cpu, position: usize, head: usize) -> Vec<f32> {
-        let exp = |x: f32| dispatch::run(cpu, Exp(x));
-        let q = self.query(position, head);
-        let q: Vec<f32> = q.iter().map(|q| q * self.shape.scale).collect();
+        let exp2 = |x: f32| dispatch::run(cpu, Exp2(x));
+        let scaled = self.shape.kv.dtype == KvDtype::Int8;
+        let factor = self.shape.scale * std::f32::consts::LOG2_E;
+        let q: Vec<f32> = self.query(position, head).iter().map(|q| q * factor).collect();
         let (mut max, mut sum, mut out) = (f32::NEG_INFINITY, 0.0f32, vec![0.0f32; q.len()]);
         let seen = self.seen(position);
         for chunk in seen.start / CHUNK..seen.end.div_ceil(CHUNK) {
             let keys = seen.start.max(chunk * CHUNK)..seen.end.min((chunk + 1) * CHUNK);
-            let pairs: Vec<(f32, Vec<f32>)> = keys
+            let pairs: Vec<(f32, Vec<f32>, f32)> = keys
                 .clone()
                 .map(|j| {
-                    let (k, v) = self.key_value(j, head);
-                    (q.iter().zip(k).fold(0.0f32, |acc, (&q, k)| k.mul_add(q, acc)), v)
+                    let [(k, key_scale), (v, value_scale)] = self.key_value(j, head);
+                    let score = q.iter().zip(k).fold(0.0f32, |acc, (&q, k)| k.mul_add(q, acc));
+                    (if scaled { score * key_scale } else { score }, v, value_scale)
                 })
                 .collect();
-            let new = pairs.iter().fold(max, |a, p| a.max(p.0));
-            let factor = exp(max - new);
-            max = new;
-            let mut lanes = [0.0f32; LANES];
-            out.iter_mut().for_each(|o| *o *= factor);
-            for (j, (score, v)) in keys.zip(pairs) {
-                let weight = exp(score - max);
-                lanes[j % LANES] += weight;
-                out.iter_mut().zip(v).for_each(|(o, v)| *o = v.mul_add(weight, *o));
+            let m = pairs.iter().fold(f32::NEG_INFINITY, |a, p| a.max(p.0));
+            let (mut lanes, mut o) = ([0.0f32; LANES], vec![0.0f32; q.len()]);
+            for (j, (score, v, value_scale)) in keys.zip(pairs) {
+                let p = exp2(score - m);
+                lanes[j % LANES] += p;
+                let p = if scaled { p * value_scale } else { p };
+                o.iter_mut().zip(v).for_each(|(o, v)| *o = v.mul_add(p, *o));
             }
             for width in [8, 4, 2, 1] {
                 for i in 0..width {
                     lanes[i] += lanes[i + width];
                 }
             }
-            sum = sum.mul_add(factor, lanes[0]);
+            let new = max.max(m);
+            let (a, b) = (exp2(max - new), exp2(m - new));
+            max = new;
+            sum = sum * a + lanes[0] * b;
+            out.iter_mut().zip(o).for_each(|(out, o)| *out = *out * a + o * b);
         }
         out.iter().map(|o| o / sum).collect()
     }
 }
 
-struct Exp(f32);
+struct Exp2(f32);
 
-impl Kernel for Exp {
+impl Kernel for Exp2 {
     type Output = f32;
     #[inline(always)]
     fn run<S: Lanes>(self) -> f32 {
-        exp(S::splat(self.0)).to_array()[0]
+        exp2(S::splat(self.0)).to_array()[0]
     }
 }
 
@@ -196,50 +189,53 @@ fn shape(num_heads: usize, num_kv_heads: usize, head_dim: usize, block_tokens: u
     }
 }
 
-/// Shapes of all sorts: grouped heads, odd widths and block sizes, both types, windows.
+fn with(shape: AttentionShape, dtype: KvDtype, window: Option<usize>) -> AttentionShape {
+    let kv = KvShape { dtype, ..shape.kv };
+    AttentionShape { kv, window, ..shape }
+}
+
+/// Shapes of all sorts: grouped heads, odd widths and block sizes, all types, windows.
 fn cases() -> Vec<Case> {
-    let float = |mut shape: AttentionShape| {
-        shape.kv.dtype = KvDtype::F32;
-        shape
-    };
-    let window = |mut shape: AttentionShape, window| {
-        shape.window = Some(window);
-        shape
-    };
-    vec![
-        case(shape(9, 3, 64, 16), 150, 41),
-        case(float(shape(9, 3, 64, 16)), 150, 42),
-        case(shape(2, 2, 8, 5), 290, 43),
-        case(float(shape(4, 1, 20, 32)), 140, 44),
-        case(window(shape(4, 2, 16, 16), 37), 300, 45),
-        case(window(float(shape(3, 3, 40, 7)), 1), 40, 46),
-        case(window(shape(2, 1, 32, 16), 200), 420, 47),
-    ]
+    use KvDtype::{Bf16, F16, F32, Int8};
+    let shapes = [
+        // As models have them: heads of whole vectors, blocks of whole tiles.
+        (shape(9, 3, 64, 16), F16, None, 150),
+        (shape(9, 3, 64, 16), Bf16, None, 150),
+        (shape(9, 3, 64, 16), Int8, None, 150),
+        (shape(9, 3, 64, 16), F32, None, 150),
+        (shape(1, 1, 128, 32), F16, None, 140),
+        (shape(7, 1, 32, 48), Int8, None, 150),
+        (shape(4, 2, 96, 256), Bf16, None, 270),
+        (shape(5, 1, 80, 16), F32, None, 140),
+        // As no vector likes them.
+        (shape(2, 2, 8, 5), F16, None, 290),
+        (shape(4, 1, 20, 32), F32, None, 140),
+        (shape(2, 1, 20, 24), Int8, None, 150),
+        (shape(2, 1, 16, 1), Int8, None, 140),
+        (shape(3, 3, 36, 8), Bf16, None, 140),
+        (shape(4, 2, 16, 16), F16, Some(37), 300),
+        (shape(3, 3, 40, 7), F32, Some(1), 40),
+        (shape(2, 1, 32, 16), F16, Some(200), 420),
+        (shape(3, 1, 48, 32), Int8, Some(130), 300),
+        (shape(2, 2, 12, 24), Bf16, Some(60), 200),
+    ];
+    let case = |(i, (shape, dtype, window, positions))| case(with(shape, dtype, window), positions, 41 + i as u64);
+    shapes.into_iter().enumerate().map(case).collect()
 }
 
 #[test]
 fn attention_is_what_its_text_defines() {
     for case in cases() {
         let cpus = cpus();
-        let expected: Vec<f32> = (0..case.positions)
-            .flat_map(|p| (0..case.shape.num_heads).map(move |h| (p, h)))
-            .flat_map(|(p, h)| case.defined(&cpus[0], p, h))
-            .collect();
-        let exact: Vec<f64> = (0..case.positions)
-            .flat_map(|p| (0..case.shape.num_heads).map(move |h| (p, h)))
-            .flat_map(|(p, h)| case.exact(p, h))
-            .collect();
+        let all = || (0..case.positions).flat_map(|p| (0..case.shape.num_heads).map(move |h| (p, h)));
+        let expected: Vec<f32> = all().flat_map(|(p, h)| case.defined(&cpus[0], p, h)).collect();
+        let exact: Vec<f64> = all().flat_map(|(p, h)| case.exact(p, h)).collect();
         let error = relative_error(&expected, &exact);
         assert!(error < 1e-6, "{:?}: relative error {error}", case.shape);
         for cpu in &cpus {
+            let level = cpu.level().as_str();
             let found = case.run(cpu, 0, case.positions, &mut Scratch::default());
-            assert_eq!(
-                bits(&found),
-                bits(&expected),
-                "{:?}, {}",
-                case.shape,
-                cpu.level().as_str()
-            );
+            assert_eq!(bits(&found), bits(&expected), "{:?}, {level}", case.shape);
         }
     }
 }
@@ -247,31 +243,100 @@ fn attention_is_what_its_text_defines() {
 #[test]
 fn chunks_and_threads_do_not_change_a_bit() {
     for case in cases() {
+        let pieces = |cpu: &Cpu, step: usize, scratch: &mut Scratch| -> Vec<f32> {
+            (0..case.positions)
+                .step_by(step)
+                .flat_map(|start| case.run(cpu, start, case.positions.min(start + step), scratch))
+                .collect()
+        };
         for cpu in cpus() {
             let mut scratch = Scratch::default();
             let whole = case.run(&cpu, 0, case.positions, &mut scratch);
-            for step in [1, 3, 8, 17, 50, 128] {
-                let pieces: Vec<f32> = (0..case.positions)
-                    .step_by(step)
-                    .flat_map(|start| case.run(&cpu, start, case.positions.min(start + step), &mut scratch))
-                    .collect();
-                assert_eq!(bits(&pieces), bits(&whole), "{:?}, {step} rows at a time", case.shape);
+            for step in [1, 2, 3, 8, 17, 50, 128] {
+                let found = pieces(&cpu, step, &mut scratch);
+                assert_eq!(bits(&found), bits(&whole), "{:?}, {step} rows at a time", case.shape);
             }
         }
         let whole = case.run(&Cpu::new(1).unwrap(), 0, case.positions, &mut Scratch::default());
         for threads in [2, 5] {
-            let found = case.run(&Cpu::new(threads).unwrap(), 0, case.positions, &mut Scratch::default());
-            assert_eq!(bits(&found), bits(&whole), "{threads} threads");
+            let (cpu, mut scratch) = (Cpu::new(threads).unwrap(), Scratch::default());
+            for step in [1, 40, case.positions] {
+                let found = pieces(&cpu, step, &mut scratch);
+                assert_eq!(
+                    bits(&found),
+                    bits(&whole),
+                    "{:?}, {threads} threads, {step} rows",
+                    case.shape
+                );
+            }
         }
+    }
+}
+
+#[test]
+fn long_contexts_are_the_same_however_they_are_cut() {
+    for (i, dtype) in KvDtype::ALL.into_iter().enumerate() {
+        let case = case(with(shape(3, 1, 32, 16), dtype, None), 4_200, 81 + i as u64);
+        let (first, row) = (4_150, case.row());
+        let whole = case.run(&Cpu::portable(), first, 4_200, &mut Scratch::default());
+        for position in [first, 4_180, 4_199] {
+            let found = &whole[(position - first) * row..][..row];
+            let expected: Vec<f32> = (0..3)
+                .flat_map(|h| case.defined(&Cpu::portable(), position, h))
+                .collect();
+            assert_eq!(bits(found), bits(&expected), "{dtype:?}, position {position}");
+        }
+        let multi = [2, 3].map(|threads| Cpu::new(threads).unwrap());
+        for cpu in cpus().iter().chain(&multi) {
+            let mut scratch = Scratch::default();
+            let alone: Vec<f32> = (first..4_200)
+                .flat_map(|p| case.run(cpu, p, p + 1, &mut scratch))
+                .collect();
+            let together = case.run(cpu, first, 4_200, &mut scratch);
+            let what = (cpu.level().as_str(), cpu.threads(), dtype);
+            assert_eq!(bits(&alone), bits(&whole), "row by row, {what:?}");
+            assert_eq!(bits(&together), bits(&whole), "all rows, {what:?}");
+        }
+    }
+}
+
+/// Shapes, contexts and cuts drawn at random.
+#[test]
+fn any_cut_of_any_shape_gives_the_same_bits() {
+    let mut numbers = Numbers::new(91);
+    let mut pick = |list: &[usize]| list[numbers.bits() as usize % list.len()];
+    let cpus = [Cpu::new(1).unwrap(), Cpu::new(2).unwrap(), Cpu::portable()];
+    for seed in 0..60 {
+        let kv_heads = pick(&[1, 2, 3]);
+        let heads = kv_heads * pick(&[1, 2, 3, 4, 5, 8]);
+        let base = shape(
+            heads,
+            kv_heads,
+            pick(&[4, 16, 32, 48, 64, 72]),
+            pick(&[1, 3, 16, 24, 32, 64, 160]),
+        );
+        let window = pick(&[0, 0, 0, 1, 50, 129, 300]);
+        let shape = with(base, KvDtype::ALL[pick(&[0, 1, 2, 3])], (window > 0).then_some(window));
+        let positions = pick(&[1, 15, 16, 127, 128, 129, 300, 530]);
+        let case = case(shape, positions, 1_000 + seed);
+        let whole = case.run(&cpus[2], 0, positions, &mut Scratch::default());
+        let (mut found, mut scratch) = (Vec::new(), Scratch::default());
+        while found.len() < whole.len() {
+            let start = found.len() / case.row();
+            let end = positions.min(start + pick(&[1, 1, 2, 3, 7, 16, 40, 200]));
+            found.extend(case.run(&cpus[pick(&[0, 1])], start, end, &mut scratch));
+        }
+        assert_eq!(bits(&found), bits(&whole), "{shape:?}, {positions} positions");
     }
 }
 
 #[test]
 fn sequences_of_a_step_do_not_see_each_other() {
     let shape = shape(4, 2, 32, 16);
-    let cases = [case(shape, 40, 51), case(shape, 161, 52), case(shape, 7, 53)];
-    // The last rows of each: a decoding sequence, a chunk, a whole prompt; and a row of nobody between them.
-    let counts = [1, 30, 7];
+    let lengths = [40, 161, 7, 700, 129, 1];
+    let cases: Vec<Case> = (51..).zip(lengths).map(|(seed, n)| case(shape, n, seed)).collect();
+    // The last rows of each: decoding sequences, a chunk, a whole prompt; and a row of nobody between them.
+    let counts = [1, 30, 7, 1, 2, 1];
     let row = cases[0].row();
     let (mut q, mut expected, mut sequences, mut pool) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let block_bytes = shape.kv.block_bytes();
@@ -281,7 +346,7 @@ fn sequences_of_a_step_do_not_see_each_other() {
         tables.push(case.blocks.iter().map(|b| BlockId(b.0 + offset)).collect::<Vec<_>>());
         pool.extend_from_slice(&case.pool);
     }
-    for cpu in cpus() {
+    for cpu in cpus().into_iter().chain([Cpu::new(2).unwrap()]) {
         q.clear();
         expected.clear();
         sequences.clear();
@@ -307,62 +372,6 @@ fn sequences_of_a_step_do_not_see_each_other() {
         attention.run(&cpu, &q, &mut out, &mut Scratch::default()).unwrap();
         assert_eq!(bits(&out), bits(&expected), "{}", cpu.level().as_str());
     }
-}
-
-#[test]
-fn keys_and_values_are_written_in_canonical_order() {
-    for dtype in [KvDtype::F16, KvDtype::F32] {
-        for head_dim in [8, 16, 40] {
-            let shape = KvShape {
-                num_kv_heads: 2,
-                head_dim,
-                block_tokens: 3,
-                dtype,
-            };
-            let mut numbers = Numbers::new(61);
-            let row = 2 * head_dim;
-            let (k, v) = (numbers.units(3 * row), numbers.units(3 * row));
-            // (K then V, kv head, token, dim), little-endian, half precision rounded to even.
-            let mut expected = Vec::new();
-            for (x, head, token, d) in (0..2)
-                .flat_map(|x| (0..2).map(move |h| (x, h)))
-                .flat_map(|(x, h)| (0..3).map(move |t| (x, h, t)))
-                .flat_map(|(x, h, t)| (0..head_dim).map(move |d| (x, h, t, d)))
-            {
-                let value = [&k, &v][x][token * row + head * head_dim + d];
-                match dtype {
-                    KvDtype::F16 => expected.extend(f16::from_f32(value).to_le_bytes()),
-                    KvDtype::F32 => expected.extend(value.to_le_bytes()),
-                }
-            }
-            for cpu in cpus() {
-                let mut block = vec![0xaa; shape.block_bytes()];
-                for slot in [2, 0, 1] {
-                    let of = |x: &[f32]| x[slot * row..][..row].to_vec();
-                    write_kv(&cpu, &shape, slot, (&of(&k), &of(&v)), &mut block).unwrap();
-                }
-                assert_eq!(block, expected, "{dtype:?}, {head_dim} wide, {}", cpu.level().as_str());
-            }
-        }
-    }
-    let (cpu, shape) = (Cpu::new(1).unwrap(), shape(2, 2, 8, 4).kv);
-    let write = |slot, k: usize, v: usize, block: usize| {
-        let (k, v) = (vec![0.0; k], vec![0.0; v]);
-        write_kv(&cpu, &shape, slot, (&k, &v), &mut vec![0; block]).map_err(|e| e.to_string())
-    };
-    assert_eq!(write(3, 16, 16, 256), Ok(()));
-    assert!(write(4, 16, 16, 256).unwrap_err().contains("slot of a KV block is 4"));
-    assert!(
-        write(0, 15, 16, 256)
-            .unwrap_err()
-            .contains("length of a token's key is 15, must be 16")
-    );
-    assert!(
-        write(0, 16, 17, 256)
-            .unwrap_err()
-            .contains("length of a token's value is 17, must be 16")
-    );
-    assert!(write(0, 16, 16, 255).unwrap_err().contains("is 255, must be 256"));
 }
 
 #[test]

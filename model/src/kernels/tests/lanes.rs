@@ -5,7 +5,7 @@ use std::array::from_fn;
 
 use super::super::dispatch::{self, IntKernel, Kernel};
 use super::super::lanes::{IntLanes, LANES, Lanes};
-use super::super::math::exp;
+use super::super::math::{exp, exp2};
 use super::{Numbers, bits, cpus};
 
 const SPECIAL: [f32; 20] = [
@@ -68,6 +68,17 @@ impl Kernel for Floats {
             S::load_f16(halves.as_ptr())
         };
         results.push(read);
+        let (mut words, mut bytes) = ([0u8; 32], [0u8; 16]);
+        // SAFETY: the arrays have 32 and 16 bytes.
+        let read = unsafe {
+            a.store_bf16(words.as_mut_ptr());
+            a.min(S::splat(127.0))
+                .max(S::splat(-127.0))
+                .store_i8(bytes.as_mut_ptr());
+            [S::load_bf16(words.as_ptr()), S::load_i8(bytes.as_ptr())]
+        };
+        results.extend(read);
+        results.push(exp2(a.min(S::splat(0.0))));
         results.extend(S::transpose(from_fn(|i| {
             if i % 2 == 0 { a } else { b.add(S::splat(i as f32)) }
         })));
@@ -172,6 +183,32 @@ fn integer_products_are_exact() {
             let found = dispatch::run_int(&cpu, Ints(w, i32::from_le_bytes(x.map(i8::cast_unsigned))));
             assert_eq!(found, expected, "level {}, w {w:?}, x {x:?}", cpu.level().as_str());
         }
+    }
+}
+
+#[test]
+fn power_of_two_is_close_and_exact_at_zero() {
+    struct Exp2(f32);
+    impl Kernel for Exp2 {
+        type Output = f32;
+        #[inline(always)]
+        fn run<S: Lanes>(self) -> f32 {
+            exp2(S::splat(self.0)).to_array()[0]
+        }
+    }
+    let cpu = &cpus()[0];
+    let exp2 = |x: f32| dispatch::run(cpu, Exp2(x));
+    assert_eq!(
+        [exp2(0.0), exp2(-0.0), exp2(-1.0), exp2(-126.0)],
+        [1.0, 1.0, 0.5, f32::MIN_POSITIVE]
+    );
+    assert_eq!([exp2(-126.6), exp2(-1e30), exp2(f32::NEG_INFINITY)], [0.0; 3]);
+    assert!(exp2(f32::NAN).is_nan());
+    for i in -125_000..0 {
+        let x = i as f32 / 1000.0;
+        let expected = f64::from(x).exp2();
+        let ulps = (f64::from(exp2(x)) - expected).abs() / (expected * f64::from(f32::EPSILON));
+        assert!(ulps < 2.0, "2^{x}: {ulps} units in the last place off");
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod attention;
 mod ggml;
+mod kv_block;
 mod lanes;
 mod linear;
 mod rowwise;
