@@ -48,11 +48,15 @@ section! {
         /// Size of the KV pool, in bytes, in place of kv_pool_tokens; as many blocks as fit. 0: as kv_pool_tokens says.
         kv_pool_bytes: usize = 0, int(0, 1 << 44);
         /// Most sequences in one step.
-        max_num_seqs: usize = 64, int(1, 4_096);
+        max_num_seqs: usize = 256, int(1, 4_096);
         /// Most rows (tokens of all sequences together) in one step.
         max_batch_tokens: usize = 512, int(1, 65_536);
         /// Most rows of one prompt in one step.
         prefill_chunk_tokens: usize = 256, int(1, 65_536);
+        /// Most rows of prompts in a step that also generates: what a prompt may delay those that generate.
+        mixed_prefill_tokens: usize = 32, int(1, 65_536);
+        /// Keep the KV of computed prompts while there is room, for prompts that begin alike.
+        prefix_cache: bool = true, Kind::Bool;
         /// Compute threads.
         threads: usize = 1, int(1, 1_024);
         /// CPU cores that the compute threads are pinned to, one for each, for example "0,2-3"; empty: not pinned.

@@ -199,6 +199,7 @@ fn spec(job: &DecodeJob, token_ids: Vec<u32>) -> SequenceSpec {
         prompt_logprobs: false,
         on_finish: OnFinish::Release,
         first_only: false,
+        cache_key: 0,
     }
 }
 

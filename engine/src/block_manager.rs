@@ -1,14 +1,20 @@
-//! The KV blocks as names: which are free, and how many tables name each of the others. Bytes are the model's business.
+//! The KV blocks as names: which are free, which are kept for reuse, and how many tables name each of the others. Bytes
+//! are the model's business.
 
 use thiserror::Error;
 
 use crate::plan::BlockId;
+use crate::prefix_cache::{ChainHash, Found, PrefixCache, Wanted};
 
 /// The ordered blocks of one sequence. Not `Clone`: who has the table owns its references, and only
 /// [`BlockManager::release`] gives them back.
 #[derive(Debug, Default)]
 pub(crate) struct BlockTable {
     blocks: Vec<BlockId>,
+    /// How many of the first blocks are indexed in the prefix cache. The others are nobody else's.
+    indexed: usize,
+    /// Name of the last indexed block; 0 if there is none.
+    name: ChainHash,
 }
 
 impl BlockTable {
@@ -23,31 +29,57 @@ impl BlockTable {
     pub(crate) fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
+
+    /// The block after the indexed ones, as one looks for it.
+    fn wanted<'a>(&self, content: &Content<'a>, block_tokens: usize) -> Option<Wanted<'a>> {
+        let start = self.indexed * block_tokens;
+        Some(Wanted {
+            parent: self.indexed.checked_sub(1).map(|last| self.blocks[last]),
+            key: content.key,
+            tokens: content.tokens.get(start..start + block_tokens)?,
+        })
+    }
 }
 
-/// Fewer blocks are free than were asked for.
+/// What a sequence's blocks are to hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Content<'a> {
+    pub(crate) tokens: &'a [u32],
+    /// What else the KV depends on.
+    pub(crate) key: u64,
+}
+
+/// Fewer blocks can be had than were asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-#[error("{needed} blocks are needed, {free} are free")]
+#[error("{needed} blocks are needed, {available} can be had")]
 pub(crate) struct NoBlocks {
     pub(crate) needed: usize,
-    pub(crate) free: usize,
+    pub(crate) available: usize,
 }
 
 /// Owner of all blocks of a pool.
 #[derive(Debug)]
 pub(crate) struct BlockManager {
+    block_tokens: usize,
     /// Used as a stack: the block freed last is the one most likely to be in a cache of the processor.
     free: Vec<BlockId>,
     /// How many tables name each block.
     ref_counts: Vec<u32>,
+    /// `None`: blocks are never used again.
+    cache: Option<PrefixCache>,
+    /// Tables released since the start: the cache's notion of time.
+    releases: u64,
 }
 
 impl BlockManager {
     /// A pool of `total` blocks, all free; block 0 is handed out first. `total` fits into 32 bits (`EngineLimits`).
-    pub(crate) fn new(total: usize) -> Self {
+    pub(crate) fn new(total: usize, block_tokens: usize, prefix_cache: bool) -> Self {
         Self {
+            block_tokens,
             free: (0..total as u32).rev().map(BlockId).collect(),
             ref_counts: vec![0; total],
+            cache: prefix_cache.then(|| PrefixCache::new(total, block_tokens)),
+            releases: 0,
         }
     }
 
@@ -55,39 +87,109 @@ impl BlockManager {
         self.ref_counts.len()
     }
 
+    /// Blocks that nobody uses and that hold nothing of use.
     pub(crate) fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// Blocks kept only for reuse. Nothing is cached yet: a block whose last reference goes is free.
+    /// Blocks that nobody uses, kept in case somebody will.
     pub(crate) fn cached(&self) -> usize {
-        0
+        self.cache.as_ref().map_or(0, PrefixCache::idle)
+    }
+
+    /// Blocks that can be given away.
+    pub(crate) fn available(&self) -> usize {
+        self.free() + self.cached()
     }
 
     pub(crate) fn owned(&self) -> usize {
-        self.total() - self.free() - self.cached()
+        self.total() - self.available()
     }
 
-    /// Appends `count` free blocks to `table`, or changes nothing.
+    /// Cached blocks that were given away since the start.
+    pub(crate) fn evictions(&self) -> u64 {
+        self.cache.as_ref().map_or(0, PrefixCache::evictions)
+    }
+
+    pub(crate) fn has_cache(&self) -> bool {
+        self.cache.is_some()
+    }
+
+    /// Appends `count` blocks to `table`, or changes nothing: free ones first, then cached ones, which are forgotten.
     pub(crate) fn grow(&mut self, table: &mut BlockTable, count: usize) -> Result<(), NoBlocks> {
-        let free = self.free.len();
-        if count > free {
-            return Err(NoBlocks { needed: count, free });
+        let available = self.available();
+        if count > available {
+            return Err(NoBlocks {
+                needed: count,
+                available,
+            });
         }
-        for block in self.free.drain(free - count..).rev() {
+        for _ in 0..count {
+            let evict = || self.cache.as_mut().and_then(PrefixCache::evict);
+            // There is one: they have been counted.
+            let Some(block) = self.free.pop().or_else(evict) else {
+                break;
+            };
             self.ref_counts[block.0 as usize] += 1;
             table.blocks.push(block);
         }
         Ok(())
     }
 
-    /// Gives back the references of a table; blocks without any are free.
+    /// Fills an empty table with the longest cached beginning of `content`, `limit` blocks at most. Returns how many.
+    pub(crate) fn attach(&mut self, table: &mut BlockTable, content: &Content<'_>, limit: usize) -> usize {
+        let Some(cache) = &mut self.cache else { return 0 };
+        while table.indexed < limit
+            && let Some(wanted) = table.wanted(content, self.block_tokens)
+        {
+            let name = cache.name(table.name, &wanted);
+            let Found::Block(block) = cache.find(name, &wanted) else {
+                break;
+            };
+            refer(&mut self.ref_counts, cache, block);
+            table.blocks.push(block);
+            (table.indexed, table.name) = (table.indexed + 1, name);
+        }
+        table.indexed
+    }
+
+    /// Indexes the blocks of a table that are full, the first `computed` tokens of `content` being computed. Where another
+    /// block is indexed that holds the same, the first one to be computed stays; with `adopt` the table then refers to
+    /// that one instead of its own, which is free (its bytes are the same), otherwise the rest of the table stays out.
+    pub(crate) fn publish(&mut self, table: &mut BlockTable, content: &Content<'_>, computed: usize, adopt: bool) {
+        let Some(cache) = &mut self.cache else { return };
+        while (table.indexed + 1) * self.block_tokens <= computed
+            && let Some(wanted) = table.wanted(content, self.block_tokens)
+        {
+            let name = cache.name(table.name, &wanted);
+            let own = table.blocks[table.indexed];
+            match cache.find(name, &wanted) {
+                Found::Nothing => cache.insert(own, name, &wanted),
+                Found::Block(other) if adopt => {
+                    refer(&mut self.ref_counts, cache, other);
+                    table.blocks[table.indexed] = other;
+                    self.ref_counts[own.0 as usize] -= 1;
+                    self.free.push(own);
+                }
+                Found::Block(_) | Found::Collision => return,
+            }
+            (table.indexed, table.name) = (table.indexed + 1, name);
+        }
+    }
+
+    /// Gives back the references of a table. Blocks without any are cached if they are indexed, else free.
     pub(crate) fn release(&mut self, table: BlockTable) {
+        self.releases += 1;
+        // From the end: a block is not left by its descendants' last users later than they are.
         for block in table.blocks.into_iter().rev() {
             let count = &mut self.ref_counts[block.0 as usize];
             *count -= 1;
-            if *count == 0 {
-                self.free.push(block);
+            if *count > 0 {
+                continue;
+            }
+            match &mut self.cache {
+                Some(cache) if cache.is_indexed(block) => cache.fall_idle(block, self.releases),
+                _ => self.free.push(block),
             }
         }
     }
@@ -101,8 +203,11 @@ impl BlockManager {
         problems: &mut Vec<String>,
     ) {
         let mut unexplained: Vec<i64> = self.ref_counts.iter().map(|&count| i64::from(count)).collect();
-        for block in tables.flat_map(|table| &table.blocks) {
-            unexplained[block.0 as usize] -= 1;
+        for table in tables {
+            self.audit_table(table, problems);
+            for block in &table.blocks {
+                unexplained[block.0 as usize] -= 1;
+            }
         }
         for (block, &count) in unexplained.iter().enumerate().filter(|(_, count)| **count < 0) {
             problems.push(format!("block {block} is in {} tables more than are counted", -count));
@@ -113,6 +218,28 @@ impl BlockManager {
                 "{rest} block references are in no table, reservations explain {elsewhere}"
             ));
         }
+        self.audit_free(problems);
+        if let Some(cache) = &self.cache {
+            cache.audit(&self.ref_counts, problems);
+        }
+    }
+
+    /// The indexed blocks of a table are its first ones, the others are its own.
+    fn audit_table(&self, table: &BlockTable, problems: &mut Vec<String>) {
+        for (place, block) in table.blocks.iter().enumerate() {
+            let indexed = self.cache.as_ref().is_some_and(|cache| cache.is_indexed(*block));
+            let references = self.ref_counts[block.0 as usize];
+            if indexed != (place < table.indexed) || (!indexed && references > 1) {
+                problems.push(format!(
+                    "block {} is number {place} of a table with {} indexed blocks; indexed is {indexed}, with \
+                     {references} references",
+                    block.0, table.indexed
+                ));
+            }
+        }
+    }
+
+    fn audit_free(&self, problems: &mut Vec<String>) {
         let mut listed = vec![false; self.total()];
         for block in &self.free {
             let index = block.0 as usize;
@@ -128,13 +255,22 @@ impl BlockManager {
             }
         }
         let unused = self.ref_counts.iter().filter(|count| **count == 0).count();
-        if unused != self.free() + self.cached() {
+        if unused != self.available() {
             problems.push(format!(
                 "{unused} blocks have no reference, but {} are free and {} cached",
                 self.free(),
                 self.cached()
             ));
         }
+    }
+}
+
+/// One more table names an indexed block.
+fn refer(ref_counts: &mut [u32], cache: &mut PrefixCache, block: BlockId) {
+    let count = &mut ref_counts[block.0 as usize];
+    *count += 1;
+    if *count == 1 {
+        cache.awake(block);
     }
 }
 
@@ -150,7 +286,7 @@ mod tests {
 
     #[test]
     fn blocks_go_out_once_and_come_back() {
-        let mut manager = BlockManager::new(4);
+        let mut manager = BlockManager::new(4, 2, false);
         let (mut a, mut b) = (BlockTable::default(), BlockTable::default());
         manager.grow(&mut a, 2).unwrap();
         manager.grow(&mut b, 1).unwrap();
@@ -168,16 +304,22 @@ mod tests {
 
     #[test]
     fn grows_all_or_nothing() {
-        let mut manager = BlockManager::new(2);
+        let mut manager = BlockManager::new(2, 2, false);
         let mut a = BlockTable::default();
-        assert_eq!(manager.grow(&mut a, 3), Err(NoBlocks { needed: 3, free: 2 }));
+        assert_eq!(
+            manager.grow(&mut a, 3),
+            Err(NoBlocks {
+                needed: 3,
+                available: 2
+            })
+        );
         assert!(a.is_empty());
         assert_eq!(manager.free(), 2);
     }
 
     #[test]
     fn a_lost_table_is_found() {
-        let mut manager = BlockManager::new(3);
+        let mut manager = BlockManager::new(3, 2, false);
         let (mut lost, mut kept) = (BlockTable::default(), BlockTable::default());
         manager.grow(&mut lost, 2).unwrap();
         manager.grow(&mut kept, 1).unwrap();
@@ -191,11 +333,12 @@ mod tests {
 
     #[test]
     fn a_foreign_table_is_found() {
-        let mut manager = BlockManager::new(3);
+        let mut manager = BlockManager::new(3, 2, false);
         let mut a = BlockTable::default();
         manager.grow(&mut a, 1).unwrap();
         let copy = BlockTable {
             blocks: a.blocks.clone(),
+            ..BlockTable::default()
         };
         assert_eq!(
             audit(&manager, &[&a, &copy], 0),

@@ -2,57 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use thiserror::Error;
-
 use crate::admission::{GROWTH_HORIZON_TOKENS, Holder};
 use crate::block_manager::{BlockManager, BlockTable};
+pub use crate::error::{AddError, StepError};
 use crate::event::EngineEvent;
 use crate::limits::{EngineLimits, LimitsError};
 use crate::output::check_output;
 use crate::plan::{BlockId, SequenceId, StepOutput, StepPlan};
 use crate::reservation::{CommitError, Reservation, Reservations, ReserveError};
-use crate::runner::{LayerObserver, Runner, RunnerError};
+use crate::runner::{LayerObserver, Runner};
 use crate::scheduler::{Pass, Scheduler};
-use crate::sequence::{OnFinish, Sequence, SequenceSpec, SpecError};
+use crate::sequence::{OnFinish, Sequence, SequenceSpec};
 use crate::stats::{AuditError, EngineStats, StepStats};
 
 /// Most sequences that wait. Far beyond what a node should be given at once: the queue belongs to whoever hands out work.
 pub const MAX_WAITING: usize = 1024;
-
-/// Why a sequence cannot be added.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
-pub enum AddError {
-    /// The sequence is impossible on this engine.
-    #[error(transparent)]
-    Spec(#[from] SpecError),
-    /// Too many wait already.
-    #[error("{waiting} sequences are waiting; at most {limit} may")]
-    Full {
-        /// Sequences that wait.
-        waiting: usize,
-        /// Most that may wait.
-        limit: usize,
-    },
-}
-
-/// Why a step came to nothing. The sequences in it have ended; their events say so.
-#[derive(Debug, Error)]
-pub enum StepError {
-    /// There is an output but no plan.
-    #[error("no step is planned: every output belongs to exactly one plan")]
-    NoStep,
-    /// The output contradicts the plan.
-    #[error("the output of step {step} contradicts its plan: {reason}")]
-    Output {
-        /// Number of the step.
-        step: u64,
-        /// What does not fit.
-        reason: String,
-    },
-    /// The runner failed.
-    #[error(transparent)]
-    Runner(#[from] RunnerError),
-}
 
 /// A sequence that ended and whose blocks someone still reads.
 #[derive(Debug)]
@@ -97,7 +61,7 @@ impl Engine {
         limits.validate()?;
         Ok(Self {
             limits,
-            blocks: BlockManager::new(limits.total_blocks),
+            blocks: BlockManager::new(limits.total_blocks, limits.block_tokens, limits.prefix_cache),
             scheduler: Scheduler::new(limits, horizon),
             reservations: Reservations::default(),
             held: BTreeMap::new(),
@@ -154,7 +118,7 @@ impl Engine {
         // The last token needs no KV.
         let growth = growth.min(self.limits.max_seq_len - tokens).saturating_sub(1);
         let needed = self.limits.blocks_for(tokens);
-        let (free, total) = (self.blocks.free(), self.blocks.total());
+        let (free, total) = (self.blocks.available(), self.blocks.total());
         self.collect_others();
         let newcomer = Holder {
             blocks: needed,
@@ -202,8 +166,10 @@ impl Engine {
             return Err(error);
         }
         let id = self.new_id();
-        self.scheduler
-            .wait(Sequence::new(id, spec, table, num_computed, &self.limits));
+        let mut sequence = Sequence::new(id, spec, table, num_computed, &self.limits);
+        sequence.cached_tokens = Some(0);
+        publish(&mut self.blocks, &mut sequence, true);
+        self.scheduler.wait(sequence);
         Ok(id)
     }
 
@@ -259,6 +225,12 @@ impl Engine {
             Some(sequence) => Some(sequence.num_computed),
             None => Some(self.held.get(&id)?.num_computed),
         }
+    }
+
+    /// Sequences that lost their blocks to the plan in flight. Their events come when the step ends; who still reads those
+    /// blocks must stop before the step begins.
+    pub fn preempted(&self) -> &[SequenceId] {
+        &self.preempted
     }
 
     /// What the next step computes; `None` if no sequence can advance before some other call changes that. While a step
@@ -346,6 +318,7 @@ impl Engine {
 
     /// Numbers about the present state.
     pub fn stats(&self) -> EngineStats {
+        let counts = self.scheduler.counts();
         EngineStats {
             total_blocks: self.blocks.total(),
             free_blocks: self.blocks.free(),
@@ -358,8 +331,12 @@ impl Engine {
             steps: self.steps,
             rows: self.rows,
             sampled_tokens: self.sampled_tokens,
-            preemptions: self.scheduler.preemptions(),
-            preempted_rows: self.scheduler.preempted_rows(),
+            preemptions: counts.preemptions,
+            preempted_rows: counts.preempted_rows,
+            cache_queried_tokens: counts.queried_tokens,
+            cache_hit_tokens: counts.hit_tokens,
+            cache_resumed_tokens: counts.resumed_tokens,
+            cache_evictions: self.blocks.evictions(),
         }
     }
 
@@ -451,12 +428,18 @@ impl Engine {
                 planned.rows.len as usize,
                 new_logprobs.map_or(&[], |(_, values)| values),
             );
-            let Some((id, token)) = token else { continue };
+            let Some((id, token)) = token else {
+                publish(&mut self.blocks, sequence, true);
+                continue;
+            };
             let accepted = sequence.accept(token);
+            // Whoever reads the blocks of an ended sequence knows them by the table of its last step.
+            publish(&mut self.blocks, sequence, !accepted.ended);
             events.push(EngineEvent::Token {
                 id: *id,
                 token: token.clone(),
                 batch_size: plan.sequences.len() as u32,
+                cached_tokens: sequence.cached_tokens.unwrap_or(0) as u32,
                 prompt_logprobs: accepted.prompt_logprobs,
                 finish: accepted.finish,
             });
@@ -496,4 +479,11 @@ impl Engine {
             }
         }
     }
+}
+
+/// Lets others find what is computed of a sequence. With `adopt` it may change blocks for equal ones.
+fn publish(blocks: &mut BlockManager, sequence: &mut Sequence, adopt: bool) {
+    let mut table = std::mem::take(&mut sequence.table);
+    blocks.publish(&mut table, &sequence.content(), sequence.num_computed, adopt);
+    sequence.table = table;
 }

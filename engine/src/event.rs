@@ -16,6 +16,8 @@ pub enum EngineEvent {
         token: SampledToken,
         /// Sequences in the step's batch.
         batch_size: u32,
+        /// Tokens of the sequence whose KV came from the prefix cache when it started here.
+        cached_tokens: u32,
         /// With the first token sampled here, if asked for: log-probability (nats) of every prompt token from the second
         /// on, `prompt_len - 1` values.
         prompt_logprobs: Option<Vec<f32>>,

@@ -15,8 +15,14 @@ pub struct EngineLimits {
     pub max_batch_tokens: usize,
     /// Most rows of one sequence in a step.
     pub prefill_chunk_tokens: usize,
+    /// Most rows in a step of sequences that have several to catch up with (prompts, and what was preempted), if the step
+    /// also has a sequence that generates: what a prompt may cost those that generate. Without them the other limits
+    /// hold.
+    pub mixed_prefill_tokens: usize,
     /// Longest sequence in tokens, prompt and output. A sequence that reaches it ends with `FinishReason::Length`.
     pub max_seq_len: usize,
+    /// Computed blocks are kept while there is room, and used again by sequences that begin with the same tokens.
+    pub prefix_cache: bool,
 }
 
 impl EngineLimits {
@@ -33,6 +39,7 @@ impl EngineLimits {
             ("max_num_seqs", self.max_num_seqs),
             ("max_batch_tokens", self.max_batch_tokens),
             ("prefill_chunk_tokens", self.prefill_chunk_tokens),
+            ("mixed_prefill_tokens", self.mixed_prefill_tokens),
         ];
         for (field, value) in fields {
             if value == 0 {

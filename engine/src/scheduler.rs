@@ -22,8 +22,17 @@ pub(crate) struct Scheduler {
     running: Vec<Sequence>,
     waiting: VecDeque<Sequence>,
     forecast: Forecast,
-    preemptions: u64,
-    preempted_rows: u64,
+    counts: Counts,
+}
+
+/// What has happened since the start; see `EngineStats`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) preemptions: u64,
+    pub(crate) preempted_rows: u64,
+    pub(crate) queried_tokens: u64,
+    pub(crate) hit_tokens: u64,
+    pub(crate) resumed_tokens: u64,
 }
 
 /// What a scheduling pass works on beside the scheduler's own sequences.
@@ -43,8 +52,7 @@ impl Scheduler {
             running: Vec::with_capacity(limits.max_num_seqs),
             waiting: VecDeque::new(),
             forecast: Forecast::new(limits.block_tokens, horizon),
-            preemptions: 0,
-            preempted_rows: 0,
+            counts: Counts::default(),
         }
     }
 
@@ -56,12 +64,8 @@ impl Scheduler {
         self.waiting.len()
     }
 
-    pub(crate) fn preemptions(&self) -> u64 {
-        self.preemptions
-    }
-
-    pub(crate) fn preempted_rows(&self) -> u64 {
-        self.preempted_rows
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts
     }
 
     /// Reports what the order of seats and preemptions rules out.
@@ -145,7 +149,8 @@ impl Scheduler {
         clear(pass.plan);
         self.seat_owners();
         let single = self.running.iter().filter(|sequence| sequence.pending() == 1).count();
-        let mut budget = StepBudget::new(self.limits.max_batch_tokens, single, self.limits.prefill_chunk_tokens);
+        let generating = self.running.iter().any(Sequence::generates);
+        let mut budget = StepBudget::new(&self.limits, single, generating);
         let mut index = 0;
         while index < self.running.len() {
             self.make_room(index, &budget, pass);
@@ -183,18 +188,39 @@ impl Scheduler {
             if self.forecast.peak(holders.chain(pass.others.iter().copied()), total) > total {
                 return;
             }
-            let Some(sequence) = self.waiting.pop_front() else {
+            let Some(mut sequence) = self.waiting.pop_front() else {
                 return;
             };
+            self.reuse(&mut sequence, pass.pool);
             let index = self.run(sequence);
             self.plan_rows(index, budget, pass);
+        }
+    }
+
+    /// Gives a sequence that starts, or starts again, what the prefix cache holds of it.
+    fn reuse(&mut self, sequence: &mut Sequence, pool: &mut BlockManager) {
+        let limit = sequence.reusable_blocks(self.limits.block_tokens);
+        let Some(limit) = limit.filter(|_| pool.has_cache()) else {
+            sequence.cached_tokens.get_or_insert(0);
+            return;
+        };
+        let mut table = std::mem::take(&mut sequence.table);
+        let tokens = pool.attach(&mut table, &sequence.content(), limit) * self.limits.block_tokens;
+        (sequence.table, sequence.num_computed) = (table, tokens);
+        match sequence.cached_tokens {
+            Some(_) => self.counts.resumed_tokens += tokens as u64,
+            None => {
+                self.counts.queried_tokens += sequence.token_ids().len() as u64;
+                self.counts.hit_tokens += tokens as u64;
+                sequence.cached_tokens = Some(tokens);
+            }
         }
     }
 
     /// Rows that the running sequence at `index` may compute now, as many as budget and blocks allow.
     fn rows_for(&self, index: usize, budget: &StepBudget, pool: &BlockManager) -> usize {
         let sequence = &self.running[index];
-        let capacity = (sequence.table.len() + pool.free()) * self.limits.block_tokens;
+        let capacity = (sequence.table.len() + pool.available()) * self.limits.block_tokens;
         budget
             .rows_for(sequence.pending())
             .min(capacity - sequence.num_computed)
@@ -229,8 +255,8 @@ impl Scheduler {
             None => None,
         };
         let Some(mut sequence) = taken else { return false };
-        self.preemptions += 1;
-        self.preempted_rows += sequence.num_computed as u64;
+        self.counts.preemptions += 1;
+        self.counts.preempted_rows += sequence.num_computed as u64;
         pass.preempted.push(sequence.id);
         pass.pool.release(sequence.reset());
         self.wait(sequence);

@@ -6,7 +6,7 @@ use protocol::sampling::{FinishReason, SampledToken, SamplingParams, StopRules};
 use thiserror::Error;
 
 use crate::admission::Holder;
-use crate::block_manager::BlockTable;
+use crate::block_manager::{BlockTable, Content};
 use crate::limits::EngineLimits;
 use crate::plan::{SampleSpec, SequenceId, Span};
 
@@ -27,6 +27,9 @@ pub struct SequenceSpec {
     pub on_finish: OnFinish,
     /// End after one token sampled here, whatever `stop` says; the event still tells what `stop` says.
     pub first_only: bool,
+    /// What the KV depends on beside the tokens: only sequences with the same key use each other's cached blocks. 0 where
+    /// there is nothing.
+    pub cache_key: u64,
 }
 
 /// What becomes of a sequence's blocks when it ends by itself. Cancelled and failed sequences always release them.
@@ -98,6 +101,8 @@ pub(crate) struct Sequence {
     pub(crate) table: BlockTable,
     /// Tokens whose KV is in the blocks.
     pub(crate) num_computed: usize,
+    /// Tokens whose KV was cached when it started; `None` before.
+    pub(crate) cached_tokens: Option<usize>,
     spec: SequenceSpec,
     /// Length at which it ends for sure.
     final_len: usize,
@@ -130,6 +135,7 @@ impl Sequence {
             id,
             table,
             num_computed,
+            cached_tokens: None,
             spec,
             final_len,
             prompt_logprobs,
@@ -148,9 +154,30 @@ impl Sequence {
         !self.table.is_empty()
     }
 
+    /// What its blocks hold, or are going to.
+    pub(crate) fn content(&self) -> Content<'_> {
+        Content {
+            tokens: &self.spec.token_ids,
+            key: self.spec.cache_key,
+        }
+    }
+
+    /// Blocks at its beginning that need not be computed if they are cached. The last token is computed in any case, as
+    /// the next one is sampled from what comes of it. `None`: all are computed, as the log-probabilities of the prompt are
+    /// still owed.
+    pub(crate) fn reusable_blocks(&self, block_tokens: usize) -> Option<usize> {
+        let owes_prompt = self.prompt_logprobs.is_some() && self.spec.prompt_len > 1;
+        (!owes_prompt).then(|| (self.spec.token_ids.len() - 1) / block_tokens)
+    }
+
     /// Rows that are missing before the next token can be sampled; at least 1.
     pub(crate) fn pending(&self) -> usize {
         self.spec.token_ids.len() - self.num_computed
+    }
+
+    /// Whether its next row yields a token for somebody who waits for it since the last one.
+    pub(crate) fn generates(&self) -> bool {
+        self.pending() == 1 && self.spec.token_ids.len() > self.spec.prompt_len
     }
 
     /// Its share in the forecast. The last token it samples needs no KV.

@@ -31,6 +31,14 @@ pub struct EngineStats {
     pub preemptions: u64,
     /// Rows that preemptions have thrown away since the start.
     pub preempted_rows: u64,
+    /// Tokens of sequences for which the prefix cache was asked when they started, since the start.
+    pub cache_queried_tokens: u64,
+    /// Tokens of these whose KV was there.
+    pub cache_hit_tokens: u64,
+    /// Tokens of preempted sequences whose KV was still there when they went on, since the start.
+    pub cache_resumed_tokens: u64,
+    /// Cached blocks that were forgotten because others needed the room, since the start.
+    pub cache_evictions: u64,
 }
 
 /// What one applied step was.

@@ -44,7 +44,8 @@ def check_usage(reference, usage):
     equal("prompt tokens", usage.prompt_tokens, prompt)
     equal("completion tokens", usage.completion_tokens, generated)
     equal("total tokens", usage.total_tokens, prompt + generated)
-    equal("cached tokens", usage.prompt_tokens_details.cached_tokens, 0)
+    # Asked before, the prompt may be cached, but its last token never is.
+    holds("cached tokens", 0 <= usage.prompt_tokens_details.cached_tokens < prompt)
     for name in ("batch_size", "queue_wait_time"):
         equal(f"entries of {name}", len(usage.model_extra[name]), generated)
 

@@ -212,7 +212,7 @@ impl Scene {
         self.cluster.start_process(DECODE, "decode-node", &[&listen])
     }
 
-    /// Waits until no request is held and, by their own reports, all blocks of both nodes are free.
+    /// Waits until no request is held and, by their own reports, nobody owns a block of either node.
     pub fn wait_idle(&self) -> Result<()> {
         self.until("the cluster is idle", || {
             let page = self.get("/metrics")?.text();
@@ -225,13 +225,14 @@ impl Scene {
             };
             let free = [PREFILL, DECODE].iter().all(|node| {
                 let total = blocks(node, "total").unwrap_or(0.0);
-                total > 0.0 && blocks(node, "free") == Some(total) && blocks(node, "booked") == Some(0.0)
+                let unowned = blocks(node, "free").unwrap_or(0.0) + blocks(node, "cached").unwrap_or(0.0);
+                total > 0.0 && unowned == total && blocks(node, "booked") == Some(0.0)
             });
             Ok(free && self.held()? == 0.0)
         })
     }
 
-    /// Waits until all that was held is gone: no request, nothing that the nodes compute, no block that is not free. What
+    /// Waits until all that was held is gone: no request, nothing that the nodes compute, no block that is owned. What
     /// was asked of the nodes must last far longer than this waits.
     pub fn wait_quiet(&self, what: &str) -> Result<()> {
         self.until(what, || Ok(self.held()? == 0.0))?;

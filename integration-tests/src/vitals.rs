@@ -19,6 +19,8 @@ pub struct Blocks {
     pub total: u64,
     /// Free, by the node's last report.
     pub free: u64,
+    /// Kept only as prefix cache, by the node's last report.
+    pub cached: u64,
     /// Booked by the coordinator.
     pub booked: u64,
 }
@@ -47,6 +49,7 @@ impl Vitals {
             match label(series, "kind") {
                 Some("total") => blocks.total = value,
                 Some("free") => blocks.free = value,
+                Some("cached") => blocks.cached = value,
                 Some("booked") => blocks.booked = value,
                 other => bail!("unknown kind {other:?} in {series}"),
             }
@@ -67,7 +70,7 @@ impl Vitals {
 
     /// True if nothing is going on and everything has been given back, on the given number of nodes.
     pub fn is_idle(&self, nodes: usize) -> bool {
-        let free = |blocks: &Blocks| blocks.free == blocks.total && blocks.booked == 0;
+        let free = |blocks: &Blocks| blocks.free + blocks.cached == blocks.total && blocks.booked == 0;
         self.nodes.len() == nodes && self.nodes.values().all(free) && self.waiting == 0 && self.running == 0
     }
 }

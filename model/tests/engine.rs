@@ -36,6 +36,7 @@ fn scheduled<R: Runner>(runner: &mut R, limits: EngineLimits, cases: &[Case], ou
             prompt_logprobs: case.prompt_logprobs,
             on_finish: OnFinish::Release,
             first_only: false,
+            cache_key: 0,
         };
         order.push(engine.add(spec).unwrap());
     }
@@ -83,6 +84,8 @@ fn check<R: Runner>(make: impl Fn() -> R, total_blocks: usize) {
         max_batch_tokens: 96,
         prefill_chunk_tokens: 40,
         max_seq_len: 512,
+        mixed_prefill_tokens: 1_000,
+        prefix_cache: true,
     };
     let (found, largest) = scheduled(&mut make(), roomy, &cases, outputs);
     assert!(largest > 12, "{largest} sequences in the largest step");

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::handle::{EngineHandle, EngineLoad, ReservedBlocks, SequenceStream, SubmitError};
 use crate::queue::Inbox;
-use crate::stats;
+use crate::stats::{self, CacheCounts};
 
 /// Follows the KV of one sequence while it is computed. Called on the compute thread: must not block.
 pub trait StepTap: Send {
@@ -44,6 +44,8 @@ pub struct TokenEvent {
     pub token: SampledToken,
     /// Its step.
     pub timing: StepTiming,
+    /// Tokens of the sequence whose KV came from the prefix cache when it started here.
+    pub cached_tokens: u32,
     /// Log-probabilities of the prompt's tokens from the second on, with the first token of a sequence that asked.
     pub prompt_logprobs: Option<Vec<f32>>,
     /// Set if the stop rules end the sequence with this token.
@@ -119,6 +121,7 @@ pub fn start(
         records: HashMap::new(),
         events: Vec::new(),
         output: StepOutput::default(),
+        cache_counts: CacheCounts::default(),
         audited: None,
     };
     let (pinned, is_pinned) = std::sync::mpsc::sync_channel(1);
@@ -151,6 +154,8 @@ struct State {
     records: HashMap<SequenceId, Record>,
     events: Vec<EngineEvent>,
     output: StepOutput,
+    /// What has been published.
+    cache_counts: CacheCounts,
     /// When the books were audited last.
     audited: Option<Instant>,
 }
@@ -186,9 +191,19 @@ impl State {
             if changed {
                 stats::load(&load);
             }
+            self.count_cache();
             if idle {
                 self.audit();
             }
+        }
+    }
+
+    /// Publishes what the prefix cache has done since the last time.
+    fn count_cache(&mut self) {
+        let now = CacheCounts::new(&self.engine.stats());
+        if now != self.cache_counts {
+            stats::cache(&self.cache_counts, &now);
+            self.cache_counts = now;
         }
     }
 
@@ -315,6 +330,7 @@ impl State {
                     id,
                     token,
                     batch_size,
+                    cached_tokens,
                     prompt_logprobs,
                     finish,
                 } => {
@@ -327,6 +343,7 @@ impl State {
                         SequenceEvent::Token(TokenEvent {
                             token,
                             timing,
+                            cached_tokens,
                             prompt_logprobs,
                             finish,
                         }),

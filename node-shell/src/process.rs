@@ -284,7 +284,9 @@ fn engine_limits(config: &Config, pool: &KvPool, max_seq_len: usize) -> EngineLi
         max_num_seqs: config.engine.max_num_seqs,
         max_batch_tokens: config.engine.max_batch_tokens,
         prefill_chunk_tokens: config.engine.prefill_chunk_tokens,
+        mixed_prefill_tokens: config.engine.mixed_prefill_tokens,
         max_seq_len,
+        prefix_cache: config.engine.prefix_cache,
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use engine::stats::EngineStats;
+
 use crate::handle::EngineLoad;
 
 /// Time of one engine step, in seconds.
@@ -23,6 +25,37 @@ pub const SEQUENCES_WAITING: &str = "baton_num_sequences_waiting";
 pub const RESERVATIONS: &str = "baton_num_reservations";
 /// Audits that found the books of the KV blocks wrong.
 pub const AUDIT_FAILURES_TOTAL: &str = "baton_audit_failures_total";
+
+/// Tokens of sequences for which the prefix cache was asked when they started.
+pub const CACHE_QUERIES_TOTAL: &str = "baton_prefix_cache_queries_total";
+/// Tokens of these whose KV was there and has not been computed again.
+pub const CACHE_HITS_TOTAL: &str = "baton_prefix_cache_hits_total";
+/// Cached KV blocks that were given away because others needed the room.
+pub const CACHE_EVICTIONS_TOTAL: &str = "baton_prefix_cache_evictions_total";
+
+/// What the prefix cache has done since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CacheCounts {
+    queried_tokens: u64,
+    hit_tokens: u64,
+    evictions: u64,
+}
+
+impl CacheCounts {
+    pub(crate) fn new(stats: &EngineStats) -> Self {
+        Self {
+            queried_tokens: stats.cache_queried_tokens,
+            hit_tokens: stats.cache_hit_tokens,
+            evictions: stats.cache_evictions,
+        }
+    }
+}
+
+pub(crate) fn cache(before: &CacheCounts, now: &CacheCounts) {
+    metrics::counter!(CACHE_QUERIES_TOTAL).increment(now.queried_tokens - before.queried_tokens);
+    metrics::counter!(CACHE_HITS_TOTAL).increment(now.hit_tokens - before.hit_tokens);
+    metrics::counter!(CACHE_EVICTIONS_TOTAL).increment(now.evictions - before.evictions);
+}
 
 pub(crate) fn load(load: &EngineLoad) {
     let blocks = [

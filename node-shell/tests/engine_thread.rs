@@ -26,6 +26,8 @@ fn limits() -> EngineLimits {
         max_batch_tokens: 16,
         prefill_chunk_tokens: 8,
         max_seq_len: 128,
+        mixed_prefill_tokens: 1_000,
+        prefix_cache: true,
     }
 }
 
@@ -43,6 +45,7 @@ fn spec(prompt: &[u32], max_tokens: u32) -> SequenceSpec {
         prompt_logprobs: false,
         on_finish: OnFinish::Release,
         first_only: false,
+        cache_key: 0,
     }
 }
 
@@ -74,7 +77,7 @@ async fn idle(handle: &EngineHandle) {
     let mut load = handle.watch_load();
     let nothing = |load: &EngineLoad| {
         (load.owned_blocks, load.running, load.waiting, load.reservations) == (0, 0, 0, 0)
-            && load.free_blocks as usize == BLOCKS
+            && (load.free_blocks + load.cached_blocks) as usize == BLOCKS
     };
     let waited = tokio::time::timeout(Duration::from_secs(20), load.wait_for(nothing)).await;
     assert!(waited.is_ok_and(|r| r.is_ok()), "not idle: {:?}", handle.load());

@@ -113,7 +113,7 @@ impl PrefillRole {
         let event = FirstToken {
             token: first.token,
             step: first.timing,
-            cached_tokens: 0,
+            cached_tokens: first.cached_tokens,
             prompt_logprobs: first.prompt_logprobs,
         };
         stream.send(&JobEvent::FirstToken(event)).await?;
@@ -241,6 +241,7 @@ fn spec(job: &PrefillJob) -> SequenceSpec {
             OnFinish::Release
         },
         first_only: true,
+        cache_key: 0,
     }
 }
 

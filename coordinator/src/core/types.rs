@@ -191,6 +191,8 @@ pub struct NodeStatus {
     pub total_blocks: u32,
     /// Blocks nobody uses, by its last report.
     pub free_blocks: u32,
+    /// Blocks kept only as prefix cache, by its last report: they can be given away.
+    pub cached_blocks: u32,
     /// Blocks the coordinator has booked for its jobs.
     pub booked_blocks: u32,
     /// The coordinator's jobs on it.

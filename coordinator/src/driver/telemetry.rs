@@ -33,7 +33,7 @@ pub const FAILED_REQUESTS: &str = "baton_requests_failed_total";
 pub const IN_STATE: &str = "baton_requests_in_state";
 /// How long the oldest request of each `state` has been in it, in seconds.
 pub const OLDEST_IN_STATE: &str = "baton_oldest_request_in_state_seconds";
-/// Blocks of a `node`, by `kind`: total, free (by its report), booked (by the coordinator).
+/// Blocks of a `node`, by `kind`: total, free and cached (by its report), booked (by the coordinator).
 pub const NODE_BLOCKS: &str = "baton_node_blocks";
 
 /// Remembers which gauges have been set, so that they can be set to 0.
@@ -69,13 +69,14 @@ impl Gauges {
             .iter()
             .filter(|name| !status.nodes.iter().any(|node| node.node == **name))
         {
-            for kind in ["total", "free", "booked"] {
+            for kind in ["total", "free", "cached", "booked"] {
                 set(gone, kind, 0);
             }
         }
         for node in &status.nodes {
             set(&node.node, "total", node.total_blocks);
             set(&node.node, "free", node.free_blocks);
+            set(&node.node, "cached", node.cached_blocks);
             set(&node.node, "booked", node.booked_blocks);
             if !self.nodes.contains(&node.node) {
                 self.nodes.insert(node.node.clone());

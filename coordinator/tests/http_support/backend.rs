@@ -51,6 +51,7 @@ impl Scripted {
             draining: false,
             total_blocks: 8,
             free_blocks: 8,
+            cached_blocks: 0,
             booked_blocks: 0,
             jobs: 0,
             running: 0,

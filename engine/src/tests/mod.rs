@@ -1,6 +1,7 @@
 //! Tests of the whole engine with the scripted runner.
 
 mod lifecycle;
+mod prefixes;
 mod pressure;
 mod properties;
 mod refusals;
@@ -16,7 +17,7 @@ use crate::engine::Engine;
 use crate::event::EngineEvent;
 use crate::fake::{ScriptedModel, ScriptedRunner};
 use crate::limits::EngineLimits;
-use crate::plan::{SequenceId, StepPlan};
+use crate::plan::{BlockId, PlannedSequence, SequenceId, StepPlan};
 use crate::reservation::Reservation;
 use crate::runner::{NoObserver, Runner};
 use crate::sequence::{OnFinish, SequenceSpec};
@@ -31,7 +32,9 @@ fn limits() -> EngineLimits {
         max_num_seqs: 8,
         max_batch_tokens: 16,
         prefill_chunk_tokens: 8,
+        mixed_prefill_tokens: 1_000,
         max_seq_len: 64,
+        prefix_cache: false,
     }
 }
 
@@ -60,6 +63,7 @@ fn spec(token_ids: Vec<u32>, max_tokens: u32) -> SequenceSpec {
         prompt_logprobs: false,
         on_finish: OnFinish::Release,
         first_only: false,
+        cache_key: 0,
     }
 }
 
@@ -72,6 +76,8 @@ struct Observed {
     /// What its last token says about its end; `None` if only `first_only` ends it.
     finish: Option<FinishReason>,
     seen: usize,
+    /// What its events say.
+    cached_tokens: Option<u32>,
     ended: bool,
     failed: bool,
 }
@@ -85,6 +91,8 @@ struct Bench {
     observed: BTreeMap<SequenceId, Observed>,
     reservations: Vec<Reservation>,
     preempted: usize,
+    /// Who was in the last step.
+    last_step: BTreeSet<SequenceId>,
 }
 
 impl Bench {
@@ -106,6 +114,7 @@ impl Bench {
             observed: BTreeMap::new(),
             reservations: Vec::new(),
             preempted: 0,
+            last_step: BTreeSet::new(),
         }
     }
 
@@ -127,6 +136,7 @@ impl Bench {
             expected,
             finish,
             seen: 0,
+            cached_tokens: None,
             ended: false,
             failed: false,
         };
@@ -170,6 +180,7 @@ impl Bench {
     /// Executes and applies a plan that has been drawn before.
     fn execute(&mut self, plan: &StepPlan) -> StepStats {
         self.check_plan(plan);
+        self.last_step = plan.sequences.iter().map(|planned| planned.id).collect();
         let output = self.runner.run(plan, &mut NoObserver).unwrap();
         let mut events = Vec::new();
         let stats = self.engine.apply(&output, &mut events).unwrap();
@@ -237,7 +248,10 @@ impl Bench {
             (stats.running, stats.waiting, stats.held, stats.reservations),
             (0, 0, 0, 0)
         );
-        assert_eq!((stats.free_blocks, stats.owned_blocks), (stats.total_blocks, 0));
+        assert_eq!(
+            (stats.free_blocks + stats.cached_blocks, stats.owned_blocks),
+            (stats.total_blocks, 0)
+        );
     }
 
     fn check_event(&mut self, event: EngineEvent, plan: &StepPlan) {
@@ -246,12 +260,14 @@ impl Bench {
                 id,
                 token,
                 batch_size,
+                cached_tokens,
                 prompt_logprobs,
                 finish,
             } => {
                 let observed = self.observed.get_mut(&id).unwrap();
                 assert!(!observed.ended, "{id:?} has a token after its end");
                 assert_eq!(batch_size as usize, plan.sequences.len());
+                assert_eq!(*observed.cached_tokens.get_or_insert(cached_tokens), cached_tokens);
                 assert_eq!(
                     token, observed.expected[observed.seen],
                     "token {} of {id:?}",
@@ -285,13 +301,27 @@ impl Bench {
                 .iter()
                 .all(|planned| planned.rows.len as usize <= limits.prefill_chunk_tokens)
         );
+        // Who generates waits for a bounded number of others' rows.
+        let single = |planned: &&PlannedSequence| planned.rows.len == 1 && planned.sample.is_some();
+        let generates = |planned: &PlannedSequence| {
+            self.last_step.contains(&planned.id) && planned.sample.as_ref().is_some_and(|s| s.output_position > 0)
+        };
+        if plan.sequences.iter().filter(single).any(generates) {
+            let others = plan.sequences.iter().filter(|planned| !single(planned));
+            let rows: u32 = others.map(|planned| planned.rows.len).sum();
+            assert!(
+                rows as usize <= limits.mixed_prefill_tokens,
+                "{rows} rows beside generation"
+            );
+        }
         for reservation in &self.reservations {
             let foreign = reservation.blocks().iter().find(|block| plan.block_ids.contains(block));
             assert_eq!(foreign, None, "a reserved block is in a plan");
         }
     }
 
-    /// The engine's own audit, and another one from outside: no block is in two places.
+    /// The engine's own audit, and another one from outside: no block is in two places, unless it is full and computed
+    /// in all of them and holds the same tokens.
     fn audit(&self) {
         self.engine.check_invariants().unwrap();
         let stats = self.engine.stats();
@@ -299,13 +329,26 @@ impl Bench {
             stats.total_blocks,
             stats.free_blocks + stats.cached_blocks + stats.owned_blocks
         );
-        let tables = self.observed.keys().filter_map(|id| self.engine.block_table(*id));
-        let mut seen = BTreeSet::new();
-        for block in tables
-            .chain(self.reservations.iter().map(Reservation::blocks))
-            .flatten()
-        {
-            assert!(seen.insert(*block), "block {block:?} is in two places");
+        let block_tokens = self.engine.limits().block_tokens;
+        // By block: the block before it and its tokens, if it is full.
+        let mut seen: BTreeMap<BlockId, Option<(Option<BlockId>, Vec<u32>)>> = BTreeMap::new();
+        for id in self.observed.keys() {
+            let Some(table) = self.engine.block_table(*id) else {
+                continue;
+            };
+            let computed = self.engine.num_computed(*id).unwrap();
+            let tokens = self.runner.read_kv(table, computed).unwrap();
+            for (i, block) in table.iter().enumerate() {
+                let part = tokens.get(i * block_tokens..(i + 1) * block_tokens);
+                let content = part.map(|part| (i.checked_sub(1).map(|before| table[before]), part.to_vec()));
+                if let Some(other) = seen.insert(*block, content.clone()) {
+                    assert!(content.is_some(), "block {block:?} is in two places and not computed");
+                    assert_eq!(other, content, "block {block:?} is in two places");
+                }
+            }
+        }
+        for block in self.reservations.iter().flat_map(Reservation::blocks) {
+            assert_eq!(seen.insert(*block, None), None, "block {block:?} is in two places");
         }
         assert!(seen.len() <= stats.owned_blocks);
         assert_eq!(self.reservations.len(), stats.reservations);

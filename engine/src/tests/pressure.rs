@@ -17,7 +17,9 @@ fn limits() -> EngineLimits {
         max_num_seqs: 16,
         max_batch_tokens: 48,
         prefill_chunk_tokens: 16,
+        mixed_prefill_tokens: 1_000,
         max_seq_len: 64,
+        prefix_cache: false,
     }
 }
 
@@ -162,6 +164,98 @@ fn a_long_prompt_delays_running_sequences_by_no_step() {
     }
     bench.run();
     bench.assert_complete_and_idle();
+}
+
+#[test]
+fn beside_those_that_generate_prompts_and_preempted_ones_get_a_few_rows_a_step() {
+    let limits = EngineLimits {
+        total_blocks: 128,
+        max_seq_len: 400,
+        mixed_prefill_tokens: 5,
+        ..limits()
+    };
+    let mut bench = Bench::new(limits);
+    for salt in 0..8 {
+        bench.add(spec(prompt(salt, 3), 60));
+    }
+    bench.step();
+    let late = [bench.add(spec(prompt(99, 100), 2)), bench.add(spec(prompt(98, 100), 2))];
+    for _ in 0..40 {
+        let stats = bench.step().unwrap();
+        assert_eq!(
+            (stats.rows, stats.sampled_tokens),
+            (8 + 5, if bench.observed[&late[0]].seen == 1 { 9 } else { 8 })
+        );
+        if bench.observed[&late[0]].seen > 0 {
+            break;
+        }
+    }
+    assert_eq!(
+        bench.observed[&late[0]].seen, 1,
+        "the older prompt goes on in every step"
+    );
+    bench.run();
+    // Once nobody generates, a chunk is a chunk.
+    bench.add(spec(prompt(97, 100), 1));
+    assert_eq!(bench.step().unwrap().rows, 16);
+    bench.run();
+    bench.assert_complete_and_idle();
+    // The same under preemptions: `Bench` checks every plan.
+    let mut bench = Bench::reckless(EngineLimits {
+        mixed_prefill_tokens: 3,
+        ..self::limits()
+    });
+    for salt in 0..40 {
+        bench.add(request(salt));
+    }
+    bench.run();
+    bench.assert_complete_and_idle();
+    assert!(bench.preempted > 0);
+}
+
+#[test]
+fn two_hundred_and_fifty_six_sequences_generate_in_one_step() {
+    for prefix_cache in [false, true] {
+        let mut bench = Bench::new(EngineLimits {
+            total_blocks: 8_192,
+            block_tokens: 16,
+            max_num_seqs: 256,
+            max_batch_tokens: 512,
+            prefill_chunk_tokens: 256,
+            mixed_prefill_tokens: 32,
+            max_seq_len: 512,
+            prefix_cache,
+        });
+        for salt in 0..300 {
+            let sampling = SamplingParams {
+                repetition_penalty: if salt % 16 == 0 { 1.1 } else { 1.0 },
+                ..SamplingParams::greedy()
+            };
+            let spec = SequenceSpec {
+                sampling: Arc::new(sampling),
+                ..spec(prompt(salt, 20 + salt as usize % 30), 240)
+            };
+            if salt % 2 == 0 {
+                bench.add(spec);
+            } else if let Ok(reservation) = bench.engine.reserve(spec.prompt_len, 240) {
+                bench.commit(reservation, spec);
+            }
+        }
+        let mut largest = 0;
+        while let Some(plan) = bench.engine.plan().cloned() {
+            largest = largest.max(plan.sequences.len());
+            let histories: usize = plan
+                .sequences
+                .iter()
+                .filter_map(|planned| planned.sample.as_ref())
+                .map(|sample| sample.history.len as usize)
+                .sum();
+            assert_eq!(plan.history.len(), histories, "only histories that somebody needs");
+            bench.execute(&plan);
+        }
+        bench.assert_complete_and_idle();
+        assert!(largest >= 250, "{largest} sequences in the largest step");
+    }
 }
 
 #[test]

@@ -43,6 +43,10 @@ struct Shape {
     prompt_logprobs: bool,
     hold: bool,
     first_only: bool,
+    /// Its first tokens are those of one of a few prompts.
+    family: u32,
+    shared: usize,
+    cache_key: u64,
 }
 
 fn shape() -> impl Strategy<Value = Shape> {
@@ -57,7 +61,8 @@ fn shape() -> impl Strategy<Value = Shape> {
     );
     let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.2));
     let numbers = (1usize..30, 1u32..30, prop_oneof![3 => Just(0u32), 1 => 1u32..200]);
-    (numbers, sampling, flags).prop_map(|((prompt_len, max_tokens, stops), sampling, flags)| Shape {
+    let origin = (0u32..3, 0usize..40, prop_oneof![4 => Just(0u64), 1 => Just(1)]);
+    (numbers, sampling, flags, origin).prop_map(|((prompt_len, max_tokens, stops), sampling, flags, origin)| Shape {
         prompt_len,
         max_tokens,
         stops,
@@ -65,6 +70,9 @@ fn shape() -> impl Strategy<Value = Shape> {
         prompt_logprobs: flags.0,
         hold: flags.1,
         first_only: flags.2,
+        family: 1_000 + origin.0,
+        shared: origin.1,
+        cache_key: origin.2,
     })
 }
 
@@ -91,15 +99,17 @@ fn call() -> impl Strategy<Value = Call> {
 }
 
 fn limits() -> impl Strategy<Value = EngineLimits> {
-    let shares = (1usize..5, 1usize..9, 0usize..20, 1usize..12);
-    (2usize..24, shares).prop_map(
-        |(blocks, (block_tokens, max_num_seqs, more_rows, prefill_chunk_tokens))| EngineLimits {
+    let shares = (1usize..5, 1usize..9, 0usize..20, 1usize..12, 1usize..12);
+    (2usize..24, shares, prop::bool::weighted(0.8)).prop_map(
+        |(blocks, (block_tokens, max_num_seqs, more_rows, chunk, mixed), prefix_cache)| EngineLimits {
             total_blocks: blocks,
             block_tokens,
             max_num_seqs,
             max_batch_tokens: max_num_seqs + more_rows,
-            prefill_chunk_tokens,
+            prefill_chunk_tokens: chunk,
+            mixed_prefill_tokens: mixed,
             max_seq_len: (blocks * block_tokens).min(50),
+            prefix_cache,
         },
     )
 }
@@ -111,13 +121,17 @@ fn sequence_of(shape: &Shape, salt: u32, limits: &EngineLimits) -> SequenceSpec 
         ignore_eos: false,
         stop_token_ids: (0..shape.stops).map(|i| (i * 2 + 1) % MODEL.vocab_size).collect(),
     };
+    let len = shape.prompt_len.min(limits.max_seq_len - 1);
+    let mut tokens = prompt(shape.family, len.min(shape.shared));
+    tokens.extend(prompt(salt, len - tokens.len()));
     SequenceSpec {
+        cache_key: shape.cache_key,
         sampling: Arc::new(shape.sampling.clone()),
         stop,
         prompt_logprobs: shape.prompt_logprobs,
         on_finish: if shape.hold { OnFinish::Hold } else { OnFinish::Release },
         first_only: shape.first_only,
-        ..spec(prompt(salt, shape.prompt_len.min(limits.max_seq_len - 1)), 1)
+        ..spec(tokens, 1)
     }
 }
 
@@ -267,6 +281,9 @@ proptest! {
         let sampled: u64 = bench.observed.values().map(|observed| observed.seen as u64).sum();
         prop_assert_eq!(stats.sampled_tokens, sampled);
         let prompts: u64 = bench.observed.values().map(|observed| observed.spec.prompt_len as u64).sum();
-        prop_assert_eq!(stats.rows, prompts + sampled - shapes.len() as u64 + stats.preempted_rows);
+        let reused = stats.cache_hit_tokens + stats.cache_resumed_tokens;
+        prop_assert_eq!(stats.rows + reused, prompts + sampled - shapes.len() as u64 + stats.preempted_rows);
+        let hits: u64 = bench.observed.values().map(|observed| u64::from(observed.cached_tokens.unwrap())).sum();
+        prop_assert_eq!(stats.cache_hit_tokens, hits);
     }
 }

@@ -15,7 +15,9 @@ fn limits() -> EngineLimits {
         max_num_seqs: 3,
         max_batch_tokens: 8,
         prefill_chunk_tokens: 6,
+        mixed_prefill_tokens: 1_000,
         max_seq_len: 40,
+        prefix_cache: false,
     }
 }
 

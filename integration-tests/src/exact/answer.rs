@@ -269,8 +269,8 @@ fn check_usage(usage: &Usage, prompt: &[u32], tokens: usize) -> Result<()> {
         usage.total_tokens
     );
     ensure!(
-        usage.prompt_tokens_details.cached_tokens == 0,
-        "cached tokens without a cache"
+        usage.prompt_tokens_details.cached_tokens < prompt.len(),
+        "the last token of a prompt is computed: {usage:?}"
     );
     ensure!(
         usage.batch_size.len() == tokens && usage.queue_wait_time.len() == tokens,

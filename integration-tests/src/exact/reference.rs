@@ -73,7 +73,10 @@ impl Reference {
             max_num_seqs: 1,
             max_batch_tokens: max_seq_len,
             prefill_chunk_tokens: max_seq_len,
+            mixed_prefill_tokens: max_seq_len,
             max_seq_len,
+            // Every answer is computed from nothing.
+            prefix_cache: false,
         };
         Ok(Self {
             engine: Engine::new(limits)?,
@@ -109,6 +112,7 @@ impl Reference {
             prompt_logprobs: query.prompt_logprobs,
             on_finish: OnFinish::Release,
             first_only: false,
+            cache_key: 0,
         })?;
         let (mut tokens, mut prompt_logprobs) = (Vec::new(), None);
         let mut events = Vec::new();

@@ -419,6 +419,7 @@ impl Node {
             draining: self.draining,
             total_blocks: self.hello.total_blocks,
             free_blocks: self.report.free_blocks,
+            cached_blocks: self.report.cached_blocks,
             booked_blocks: self.booked_blocks,
             jobs: self.legs.len() as u32,
             running: self.report.running,
