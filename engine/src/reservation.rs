@@ -53,7 +53,7 @@ pub enum ReserveError {
     NoBlocks {
         /// Blocks needed now.
         needed: usize,
-        /// Blocks that are free now.
+        /// Blocks that can be given away now: free or cached.
         free: usize,
         /// Most blocks in use if the reservation were granted and nobody ended early.
         peak: usize,

@@ -34,7 +34,7 @@ pub use crate::kv_error::KvError;
 
 mod read_claim;
 
-use read_claim::ReadClaim;
+use read_claim::{ReadClaim, busy};
 
 /// Claimed by a handoff.
 const WRITER: u32 = 1 << 31;
@@ -235,8 +235,14 @@ impl KvPool {
     /// [`KvError::NoSuchLayers`], [`KvError::NoSuchBlock`]; [`KvError::Busy`] if a handoff writes one of the blocks, or
     /// a step of another thread holds it. Within the observer of a step its own blocks can be copied.
     pub fn gather(&self, layers: Range<u32>, blocks: &[BlockId]) -> Result<Bytes, KvError> {
-        self.check_layers(layers.start, u64::from(layers.end))?;
         let mut out = Vec::with_capacity(layers.len() * blocks.len() * self.chunk);
+        self.gather_into(layers, blocks, &mut out)?;
+        Ok(Bytes::from(out))
+    }
+
+    /// As [`Self::gather`], appended to `out`; nothing is on an error.
+    pub fn gather_into(&self, layers: Range<u32>, blocks: &[BlockId], out: &mut Vec<u8>) -> Result<(), KvError> {
+        self.check_layers(layers.start, u64::from(layers.end))?;
         let claim = ReadClaim::take(self, blocks)?;
         for layer in layers {
             for block in blocks {
@@ -246,7 +252,7 @@ impl KvPool {
             }
         }
         drop(claim);
-        Ok(Bytes::from(out))
+        Ok(())
     }
 
     fn check_layers(&self, start: u32, end: u64) -> Result<(), KvError> {
@@ -332,7 +338,8 @@ impl StepAccess<'_> {
     /// token's place in the sequence.
     ///
     /// # Panics
-    /// As [`Self::block`], if a block is claimed for reading only, if a position is behind the table or if the lengths do not fit the layout.
+    /// As [`Self::block`], if a block is claimed for reading only, if a position is behind the table or if the lengths do
+    /// not fit the layout.
     pub fn write_rows(
         &mut self,
         cpu: &Cpu,
@@ -479,15 +486,6 @@ impl Drop for KvWriter {
     fn drop(&mut self) {
         self.revoke();
     }
-}
-
-fn busy(block: BlockId, held: u32) -> KvError {
-    let holder = match held {
-        h if h & WRITER != 0 => "a handoff that writes it",
-        h if h & (STEP | SHARED) != 0 => "a running step",
-        _ => "a copy being taken",
-    };
-    KvError::Busy { block: block.0, holder }
 }
 
 /// The protected values stay meaningful whatever their holder did before it panicked.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use engine::engine::Engine;
 use engine::event::EngineEvent;
-use engine::plan::{BlockId, SequenceId, StepOutput, StepPlan};
+use engine::plan::{BlockId, SequenceId, StepOutput};
 use engine::runner::{LayerObserver, Runner};
 use engine::sequence::SequenceSpec;
 use protocol::control::StepTiming;
@@ -22,10 +22,18 @@ use crate::handle::{EngineHandle, EngineLoad, ReservedBlocks, SequenceStream, Su
 use crate::queue::Inbox;
 use crate::stats::{self, CacheCounts};
 
-/// Follows the KV of one sequence while it is computed. Called on the compute thread: must not block.
+/// Follows the KV of one sequence while it is computed. Called on the compute thread: must not block. Dropped there too,
+/// when the sequence has left the engine and before its blocks can be anybody else's.
 pub trait StepTap: Send {
-    /// K and V of `layer` are in the pool for the positions `0..computed_tokens`; `blocks` is the block table.
-    fn layer_computed(&mut self, layer: u32, computed_tokens: u32, blocks: &[BlockId]);
+    /// A step with rows of the sequence is about to be computed. The first `computed_tokens` positions are in the pool in
+    /// all layers (when a sequence starts: what the prefix cache has of it); `blocks` is the block table of this step.
+    fn step_begins(&mut self, computed_tokens: u32, blocks: &[BlockId]);
+
+    /// K and V of `layer` are in the pool for the positions `0..computed_tokens`.
+    fn layer_computed(&mut self, layer: u32, computed_tokens: u32);
+
+    /// The sequence has lost its blocks, which the next step may write. It starts again later.
+    fn preempted(&mut self);
 }
 
 /// What a sequence's owner is told.
@@ -121,6 +129,7 @@ pub fn start(
         records: HashMap::new(),
         events: Vec::new(),
         output: StepOutput::default(),
+        taps: Vec::new(),
         cache_counts: CacheCounts::default(),
         audited: None,
     };
@@ -154,6 +163,8 @@ struct State {
     records: HashMap<SequenceId, Record>,
     events: Vec<EngineEvent>,
     output: StepOutput,
+    /// Those of the step that is being computed.
+    taps: Vec<Tapped>,
     /// What has been published.
     cache_counts: CacheCounts,
     /// When the books were audited last.
@@ -282,27 +293,43 @@ impl State {
     /// Runs one step. False if there was nothing to plan.
     fn step(&mut self) -> bool {
         let started = self.clock.now();
+        if self.engine.plan().is_none() {
+            return false;
+        }
+        for id in self.engine.preempted() {
+            if let Some(tap) = self.records.get_mut(id).and_then(|record| record.tap.as_mut()) {
+                tap.preempted();
+            }
+        }
+        // The same plan again.
         let Some(plan) = self.engine.plan() else { return false };
         let rows = plan.token_ids.len();
         for planned in &plan.sequences {
-            if let Some(record) = self.records.get_mut(&planned.id) {
-                record
-                    .queued
-                    .get_or_insert(started.saturating_duration_since(record.waiting_since));
+            let Some(record) = self.records.get_mut(&planned.id) else {
+                continue;
+            };
+            record
+                .queued
+                .get_or_insert(started.saturating_duration_since(record.waiting_since));
+            if let Some(mut tap) = record.tap.take() {
+                tap.step_begins(planned.start_position, &plan.block_ids[planned.blocks.range()]);
+                self.taps.push(Tapped {
+                    id: planned.id,
+                    computed_tokens: planned.start_position + planned.rows.len,
+                    tap,
+                });
             }
         }
-        let outcome = self.runner.execute(
-            plan,
-            &mut Taps {
-                plan,
-                records: &mut self.records,
-            },
-            &mut self.output,
-        );
+        let outcome = self.runner.execute(plan, &mut Taps(&mut self.taps), &mut self.output);
         let elapsed = self.clock.now().saturating_duration_since(started);
         for planned in &plan.sequences {
             if let Some(record) = self.records.get_mut(&planned.id) {
                 record.computed += elapsed;
+            }
+        }
+        for Tapped { id, tap, .. } in self.taps.drain(..) {
+            if let Some(record) = self.records.get_mut(&id) {
+                record.tap = Some(tap);
             }
         }
         match outcome {
@@ -383,20 +410,21 @@ impl Record {
     }
 }
 
-/// Passes finished layers on to the taps of the planned sequences.
-struct Taps<'a> {
-    plan: &'a StepPlan,
-    records: &'a mut HashMap<SequenceId, Record>,
+/// A tap during a step.
+struct Tapped {
+    id: SequenceId,
+    /// Tokens of its sequence that are computed after the step.
+    computed_tokens: u32,
+    tap: Box<dyn StepTap>,
 }
+
+/// Passes finished layers on to the taps of the planned sequences.
+struct Taps<'a>(&'a mut Vec<Tapped>);
 
 impl LayerObserver for Taps<'_> {
     fn layer_computed(&mut self, layer: u32) {
-        for planned in &self.plan.sequences {
-            let Some(tap) = self.records.get_mut(&planned.id).and_then(|record| record.tap.as_mut()) else {
-                continue;
-            };
-            let computed = planned.start_position + planned.rows.len;
-            tap.layer_computed(layer, computed, &self.plan.block_ids[planned.blocks.range()]);
+        for tapped in self.0.iter_mut() {
+            tapped.tap.layer_computed(layer, tapped.computed_tokens);
         }
     }
 }

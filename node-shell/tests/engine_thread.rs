@@ -74,10 +74,14 @@ async fn tokens(stream: &mut SequenceStream) -> Vec<u32> {
 
 /// Waits until the engine holds nothing.
 async fn idle(handle: &EngineHandle) {
+    idle_with(handle, BLOCKS).await;
+}
+
+async fn idle_with(handle: &EngineHandle, blocks: usize) {
     let mut load = handle.watch_load();
     let nothing = |load: &EngineLoad| {
         (load.owned_blocks, load.running, load.waiting, load.reservations) == (0, 0, 0, 0)
-            && (load.free_blocks + load.cached_blocks) as usize == BLOCKS
+            && (load.free_blocks + load.cached_blocks) as usize == blocks
     };
     let waited = tokio::time::timeout(Duration::from_secs(20), load.wait_for(nothing)).await;
     assert!(waited.is_ok_and(|r| r.is_ok()), "not idle: {:?}", handle.load());
@@ -222,15 +226,54 @@ async fn a_failing_step_fails_its_sequences_and_the_next_ones_run() {
     idle(&handle).await;
 }
 
+/// What a tap is told.
+#[derive(Debug, PartialEq)]
+enum Told {
+    /// A step begins: tokens computed, blocks.
+    Begins(u32, usize),
+    /// A layer is computed: its number, tokens computed.
+    Layer(u32, u32),
+    Preempted,
+    /// The tap was dropped.
+    Gone,
+}
+
 /// Notes what it is told.
-struct Notes(SyncSender<(u32, u32, usize)>);
+struct Notes(SyncSender<Told>);
 
 impl StepTap for Notes {
-    fn layer_computed(&mut self, layer: u32, computed_tokens: u32, blocks: &[BlockId]) {
+    fn step_begins(&mut self, computed_tokens: u32, blocks: &[BlockId]) {
         self.0
-            .send((layer, computed_tokens, blocks.len()))
+            .send(Told::Begins(computed_tokens, blocks.len()))
             .expect("the test listens");
     }
+
+    fn layer_computed(&mut self, layer: u32, computed_tokens: u32) {
+        self.0
+            .send(Told::Layer(layer, computed_tokens))
+            .expect("the test listens");
+    }
+
+    fn preempted(&mut self) {
+        self.0.send(Told::Preempted).expect("the test listens");
+    }
+}
+
+impl Drop for Notes {
+    fn drop(&mut self) {
+        // The test may be over.
+        drop(self.0.try_send(Told::Gone));
+    }
+}
+
+/// What is told of steps that end at the given numbers of tokens, from `start` on.
+fn steps(mut start: u32, ends: &[(u32, usize)]) -> Vec<Told> {
+    let mut told = Vec::new();
+    for (end, blocks) in ends {
+        told.extend([Told::Begins(start, *blocks), Told::Layer(0, *end), Told::Layer(1, *end)]);
+        start = *end;
+    }
+    told
 }
 
 #[tokio::test]
@@ -249,15 +292,73 @@ async fn a_tap_sees_every_layer_of_every_chunk_and_held_blocks_stay_until_the_dr
     };
     assert_eq!(first.finish, None, "the first token alone does not end the request");
     assert_eq!(first.timing.batch_size, 1);
-    let heard: Vec<_> = heard.try_iter().collect();
-    let chunks = [(8, 2), (16, 4), (18, 5)];
-    let expected: Vec<_> = chunks.iter().flat_map(|(t, b)| [(0, *t, *b), (1, *t, *b)]).collect();
-    assert_eq!(heard, expected);
+    assert_eq!(first.cached_tokens, 0);
+    let told: Vec<_> = heard.try_iter().collect();
+    assert_eq!(told, steps(0, &[(8, 2), (16, 4), (18, 5)]));
     let mut load = handle.watch_load();
     load.wait_for(|l| l.running == 0).await.expect("the engine lives");
     assert_eq!(handle.load().owned_blocks, 5);
     drop(stream);
     idle(&handle).await;
+    assert_eq!(heard.iter().collect::<Vec<_>>(), [Told::Gone]);
+    // The same prompt again: four of its blocks are there when it begins.
+    let (notes, heard) = sync_channel(100);
+    let again = SequenceSpec {
+        on_finish: OnFinish::Hold,
+        first_only: true,
+        ..spec(&prompt, 7)
+    };
+    let mut stream = handle.add(again, Some(Box::new(Notes(notes)))).await.expect("added");
+    let Some(SequenceEvent::Token(second)) = stream.next().await else {
+        panic!("no token")
+    };
+    assert_eq!((second.cached_tokens, second.token), (16, first.token));
+    assert_eq!(heard.try_iter().collect::<Vec<_>>(), steps(16, &[(18, 5)]));
+}
+
+#[tokio::test]
+async fn a_tap_is_told_before_the_blocks_of_its_sequence_are_written_by_others() {
+    let limits = EngineLimits {
+        total_blocks: 160,
+        max_seq_len: 640,
+        ..limits()
+    };
+    let engine = Engine::new(limits).expect("the limits are consistent");
+    let (sender, permits) = sync_channel(5_000);
+    let runner = Gated {
+        inner: ScriptedRunner::new(MODEL, 160, 4),
+        permits,
+    };
+    let (handle, _thread) = start(engine, Box::new(runner), Clock, 64, None).expect("a thread");
+    // Two that start at the same time and grow beyond the forecast; the younger one loses its blocks.
+    let mut old = handle.add(spec(&[1; 20], 400), None).await.expect("added");
+    sender.send(()).expect("the runner lives");
+    let (notes, heard) = sync_channel(10_000);
+    let mut young = handle
+        .add(spec(&[2; 20], 400), Some(Box::new(Notes(notes))))
+        .await
+        .expect("added");
+    for _ in 0..4_999 {
+        sender.send(()).expect("the runner lives");
+    }
+    let (a, b) = tokio::join!(tokens(&mut old), tokens(&mut young));
+    assert_eq!((a.len(), b.len()), (400, 400));
+    drop((old, young));
+    idle_with(&handle, 160).await;
+    // Until the tap is dropped.
+    let told: Vec<_> = heard.iter().collect();
+    // `None` after a preemption: what is cached of it when it starts again varies.
+    let (mut computed, mut preempted) = (Some(0), 0);
+    for told in &told {
+        match told {
+            Told::Begins(start, _) => assert_eq!(*start, computed.unwrap_or(*start)),
+            Told::Layer(_, end) => computed = Some(*end),
+            Told::Preempted => (computed, preempted) = (None, preempted + 1),
+            Told::Gone => {}
+        }
+    }
+    assert!(preempted > 0, "nobody lost its blocks");
+    assert_eq!(told.last(), Some(&Told::Gone));
 }
 
 #[tokio::test]

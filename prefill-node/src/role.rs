@@ -18,7 +18,7 @@ use runtime::quic::Link;
 use tokio::time::timeout_at;
 
 use crate::core::push_schedule::PushSchedule;
-use crate::tap::{Backlog, Tap};
+use crate::tap::Backlog;
 
 /// What a prefill node holds.
 pub struct PrefillRole {
@@ -101,14 +101,14 @@ impl PrefillRole {
             Some(target) => Some(self.open(job, target, deadline)?),
             None => None,
         };
-        let tap = handoff.as_ref().map(|handoff| self.tap(job, handoff));
+        let tap = handoff.as_ref().map(|handoff| self.tap(handoff));
         let mut sequence = self
             .context
             .engine
             .add(spec(job), tap)
             .await
             .map_err(|error| Stop::Failed(error.into_job_error()))?;
-        let first = first_token(&mut sequence, handoff.as_mut(), stream).await?;
+        let first = self.first_token(&mut sequence, handoff.as_mut(), stream).await?;
         let token = first.token.clone();
         let event = FirstToken {
             token: first.token,
@@ -158,7 +158,7 @@ impl PrefillRole {
         let push = self.pusher.open(target, open, extent, deadline)?;
         Ok(Handoff {
             push,
-            backlog: Backlog::new(),
+            backlog: Backlog::new(schedule),
         })
     }
 
@@ -173,14 +173,38 @@ impl PrefillRole {
         )
     }
 
-    fn tap(&self, job: &PrefillJob, handoff: &Handoff) -> Box<dyn StepTap> {
-        let have_blocks = job.handoff.as_ref().map_or(0, |target| target.have_blocks);
-        Box::new(Tap {
-            schedule: self.schedule(job, have_blocks),
-            pool: Arc::clone(&self.context.pool),
-            push: handoff.push.staging(),
-            backlog: handoff.backlog.clone(),
-        })
+    fn tap(&self, handoff: &Handoff) -> Box<dyn StepTap> {
+        let (pool, push) = (Arc::clone(&self.context.pool), handoff.push.staging());
+        Box::new(handoff.backlog.tap(pool, push))
+    }
+
+    /// Waits for the first token, a failure of the push, or the coordinator's cancel. Sends meanwhile what is in the pool
+    /// already.
+    async fn first_token(
+        &self,
+        sequence: &mut SequenceStream,
+        handoff: Option<&mut Handoff>,
+        stream: &mut JobStream,
+    ) -> Result<TokenEvent, Stop> {
+        let pushed = async {
+            let Some(Handoff { push, backlog }) = handoff else {
+                return std::future::pending().await;
+            };
+            let handle = push.staging();
+            tokio::select! {
+                error = push.failed() => Stop::from(error),
+                problem = backlog.send_early(&self.context.pool, &handle) => Stop::Failed(blame(push, problem).await),
+            }
+        };
+        tokio::select! {
+            gone = stream.cancelled() => Err(gone.into()),
+            event = sequence.next() => match event {
+                Some(SequenceEvent::Token(token)) => Ok(token),
+                Some(SequenceEvent::Failed(problem)) => Err(Stop::failed(JobErrorKind::Internal, problem)),
+                None => Err(Stop::failed(JobErrorKind::Draining, "the engine has stopped")),
+            },
+            stop = pushed => Err(stop),
+        }
     }
 
     async fn hand_over(
@@ -194,10 +218,7 @@ impl PrefillRole {
         let Handoff { mut push, backlog } = handoff;
         let finish = async {
             if let Err(problem) = backlog.flush(&self.context.pool, &push.staging()).await {
-                // If the push has failed its own reason says more.
-                let reason = tokio::time::timeout(Duration::from_millis(10), push.failed()).await;
-                let message = reason.map_or(problem, |error| error.to_string());
-                return Err(Stop::failed(JobErrorKind::TransferFailed, message));
+                return Err(Stop::Failed(blame(&mut push, problem).await));
             }
             Ok(push.commit(num_tokens, token).await?)
         };
@@ -245,25 +266,11 @@ fn spec(job: &PrefillJob) -> SequenceSpec {
     }
 }
 
-/// Waits for the first token, a failure of the push, or the coordinator's cancel.
-async fn first_token(
-    sequence: &mut SequenceStream,
-    handoff: Option<&mut Handoff>,
-    stream: &mut JobStream,
-) -> Result<TokenEvent, Stop> {
-    let failed = async {
-        match handoff {
-            Some(handoff) => handoff.push.failed().await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        gone = stream.cancelled() => Err(gone.into()),
-        event = sequence.next() => match event {
-            Some(SequenceEvent::Token(token)) => Ok(token),
-            Some(SequenceEvent::Failed(problem)) => Err(Stop::failed(JobErrorKind::Internal, problem)),
-            None => Err(Stop::failed(JobErrorKind::Draining, "the engine has stopped")),
-        },
-        error = failed => Err(error.into()),
+/// Why KV could not be handed over. If the push has failed its own reason says more.
+async fn blame(push: &mut Push, problem: String) -> JobError {
+    let reason = tokio::time::timeout(Duration::from_millis(10), push.failed()).await;
+    JobError {
+        kind: JobErrorKind::TransferFailed,
+        message: reason.map_or(problem, |error| error.to_string()),
     }
 }

@@ -1,117 +1,227 @@
-//! From the compute thread into the push: copies finished layers, never blocks.
+//! From the engine into the push: finished layers are copied on the compute thread, which never blocks; whatever is
+//! complete (cached blocks, and what there was no room for) by the job, meanwhile.
+//!
+//! Room in the staging budget is taken first, then bytes are copied: a network that is behind costs no copies.
+//!
+//! The job copies blocks that the sequence owns and no step writes. They stop being its own when it is preempted, fails or
+//! is cancelled, or when the engine exchanges equal blocks. All of that happens on the engine's thread, which tells the tap
+//! before the next step writes anything; the tap then waits for the copy that may be under way ([`Shared::reading`]).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use engine::plan::BlockId;
 use kv_transfer::core::Part;
-use kv_transfer::pusher::{PushError, PushHandle};
+use kv_transfer::pusher::{PushError, PushHandle, Room};
 use model::kv_pool::KvPool;
 use node_shell::engine_thread::StepTap;
+use tokio::sync::Notify;
 
 use crate::core::push_schedule::{Piece, PushSchedule};
 
-/// What the tap shares with the job that waits for the first token.
-#[derive(Clone)]
-pub(crate) struct Backlog {
-    state: Arc<Mutex<State>>,
+/// What the tap shares with the job.
+struct Shared {
+    state: Mutex<State>,
+    /// Held during a copy of the job. Taken under the lock of `state`.
+    reading: Mutex<()>,
+    /// There is something for the job to do.
+    work: Notify,
 }
 
 struct State {
-    /// Computed, but not taken by the push yet; in the order of computing.
-    pieces: Vec<Piece>,
-    /// Block table, as of the last layer.
+    schedule: PushSchedule,
+    /// The block table; empty while the sequence has none.
     blocks: Vec<BlockId>,
-    /// Copying failed: why.
+    /// The compute thread could not hand over: why.
     problem: Option<String>,
 }
 
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Waits for the copy that may be under way. Not under the lock of `state`.
+    fn wait_for_reader(&self) {
+        drop(lock(&self.reading));
+    }
+}
+
+/// The protected values are replaced as a whole: a panic leaves no half of one.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The job's side.
+#[derive(Clone)]
+pub(crate) struct Backlog {
+    shared: Arc<Shared>,
+}
+
 impl Backlog {
-    pub(crate) fn new() -> Self {
-        let state = State {
-            pieces: Vec::new(),
-            blocks: Vec::new(),
-            problem: None,
-        };
+    pub(crate) fn new(schedule: PushSchedule) -> Self {
         Self {
-            state: Arc::new(Mutex::new(state)),
+            shared: Arc::new(Shared {
+                state: Mutex::new(State {
+                    schedule,
+                    blocks: Vec::new(),
+                    problem: None,
+                }),
+                reading: Mutex::new(()),
+                work: Notify::new(),
+            }),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Left in a consistent state by every panic: each field is replaced as a whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The compute thread's side.
+    pub(crate) fn tap(&self, pool: Arc<KvPool>, push: PushHandle) -> Tap {
+        Tap {
+            shared: Arc::clone(&self.shared),
+            pool,
+            push,
+            blocks: Vec::new(),
+        }
+    }
+
+    /// Sends what is complete while the rest is computed. Returns only if that cannot go on: why. Cancel-safe: a piece is
+    /// taken when there is room for it, and sent at once.
+    pub(crate) async fn send_early(&self, pool: &KvPool, push: &PushHandle) -> String {
+        loop {
+            match self.send_complete(pool, push).await {
+                Ok(()) => self.shared.work.notified().await,
+                Err(problem) => return problem,
+            }
+        }
     }
 
     /// Sends what is left, waiting for room. Call once the sequence has ended and its blocks are held.
     pub(crate) async fn flush(&self, pool: &KvPool, push: &PushHandle) -> Result<(), String> {
-        let (pieces, blocks) = {
-            let mut state = self.lock();
-            if let Some(problem) = state.problem.take() {
-                return Err(problem);
-            }
-            (std::mem::take(&mut state.pieces), std::mem::take(&mut state.blocks))
-        };
-        for piece in pieces {
-            let payload = pool
-                .gather(layers(piece), of(piece, &blocks)?)
-                .map_err(|error| error.to_string())?;
-            push.push(part(piece), payload)
-                .await
-                .map_err(|error| error.to_string())?;
+        self.shared.lock().schedule.ends();
+        self.send_complete(pool, push).await
+    }
+
+    async fn send_complete(&self, pool: &KvPool, push: &PushHandle) -> Result<(), String> {
+        while let Some(piece) = self.next()? {
+            let room = push.reserve(part(piece)).await.map_err(|error| error.to_string())?;
+            self.send(pool, piece, room)?;
         }
         Ok(())
     }
-}
 
-/// Follows one sequence on the compute thread.
-pub(crate) struct Tap {
-    pub(crate) schedule: PushSchedule,
-    pub(crate) pool: Arc<KvPool>,
-    pub(crate) push: PushHandle,
-    pub(crate) backlog: Backlog,
-}
+    fn next(&self) -> Result<Option<Piece>, String> {
+        let state = self.shared.lock();
+        match &state.problem {
+            Some(problem) => Err(problem.clone()),
+            None => Ok(state.schedule.early()),
+        }
+    }
 
-impl StepTap for Tap {
-    fn layer_computed(&mut self, layer: u32, computed_tokens: u32, blocks: &[BlockId]) {
-        let due = self.schedule.layer_computed(layer, computed_tokens);
-        let mut state = self.backlog.lock();
-        if state.problem.is_some() {
-            return;
+    /// Copies and sends `piece`, if it is still the next one: the sequence may have lost its blocks meanwhile.
+    fn send(&self, pool: &KvPool, piece: Piece, mut room: Room<'_>) -> Result<(), String> {
+        let mut state = self.shared.lock();
+        if state.schedule.early() != Some(piece) {
+            return Ok(());
         }
-        if state.blocks != blocks {
-            blocks.clone_into(&mut state.blocks);
-        }
-        state.pieces.extend(due);
-        while let Some(piece) = state.pieces.first().copied() {
-            match self.hand_over(piece, blocks) {
-                Ok(()) => drop(state.pieces.remove(0)),
-                // The network is behind: the piece is copied again when there is room, from blocks that stay as they are.
-                Err(Stuck::Full) => return,
-                Err(Stuck::Problem(problem)) => state.problem = Some(problem),
-            }
-            if state.problem.is_some() {
-                return;
-            }
-        }
+        let blocks = of(piece, &state.blocks)?.to_vec();
+        state.schedule.take_early();
+        let reading = lock(&self.shared.reading);
+        drop(state);
+        let copied = pool.gather_into(layers(piece), &blocks, room.buffer());
+        drop(reading);
+        copied.map_err(|error| error.to_string())?;
+        room.send().map_err(|error| error.to_string())
     }
 }
 
-enum Stuck {
-    Full,
-    Problem(String),
+/// Follows one sequence on the engine's thread.
+pub(crate) struct Tap {
+    shared: Arc<Shared>,
+    pool: Arc<KvPool>,
+    push: PushHandle,
+    /// The block table of the step.
+    blocks: Vec<BlockId>,
+}
+
+impl StepTap for Tap {
+    fn step_begins(&mut self, computed_tokens: u32, blocks: &[BlockId]) {
+        let exchanged = !blocks.starts_with(&self.blocks);
+        blocks.clone_into(&mut self.blocks);
+        let mut state = self.shared.lock();
+        state.schedule.step_begins(computed_tokens);
+        blocks.clone_into(&mut state.blocks);
+        let work = state.schedule.early().is_some();
+        drop(state);
+        if exchanged {
+            self.shared.wait_for_reader();
+        }
+        if work {
+            self.shared.work.notify_one();
+        }
+    }
+
+    fn layer_computed(&mut self, layer: u32, computed_tokens: u32) {
+        self.shared.lock().schedule.layer_computed(layer, computed_tokens);
+        while self.hand_over_next() {}
+    }
+
+    fn preempted(&mut self) {
+        self.blocks.clear();
+        let mut state = self.shared.lock();
+        state.schedule.preempted();
+        state.blocks.clear();
+        drop(state);
+        self.shared.wait_for_reader();
+    }
+}
+
+impl Drop for Tap {
+    /// The sequence is gone, and with it its blocks.
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.blocks.clear();
+        state
+            .problem
+            .get_or_insert_with(|| "the sequence has left the engine".to_owned());
+        drop(state);
+        self.shared.wait_for_reader();
+        self.shared.work.notify_one();
+    }
 }
 
 impl Tap {
-    fn hand_over(&self, piece: Piece, blocks: &[BlockId]) -> Result<(), Stuck> {
-        let blocks = of(piece, blocks).map_err(Stuck::Problem)?;
-        let payload = self
-            .pool
-            .gather(layers(piece), blocks)
-            .map_err(|error| Stuck::Problem(error.to_string()))?;
-        self.push.try_push(part(piece), payload).map_err(|error| match error {
-            PushError::Full => Stuck::Full,
-            PushError::Closed | PushError::TooLarge { .. } | PushError::Invalid(_) => Stuck::Problem(error.to_string()),
-        })
+    /// Hands over the next fresh piece. False if there is none, or no room: it is kept then, and nothing was copied.
+    fn hand_over_next(&self) -> bool {
+        let Some(piece) = self.shared.lock().schedule.fresh() else {
+            return false;
+        };
+        let room = match self.push.try_reserve(part(piece)) {
+            Ok(room) => room,
+            Err(PushError::Full) => return false,
+            Err(error @ (PushError::Closed | PushError::TooLarge { .. } | PushError::Invalid(_))) => {
+                return self.give_up(error.to_string());
+            }
+        };
+        match self.hand_over(piece, room) {
+            Ok(()) => true,
+            Err(problem) => self.give_up(problem),
+        }
+    }
+
+    fn hand_over(&self, piece: Piece, mut room: Room<'_>) -> Result<(), String> {
+        self.pool
+            .gather_into(layers(piece), of(piece, &self.blocks)?, room.buffer())
+            .map_err(|error| error.to_string())?;
+        self.shared.lock().schedule.take_fresh();
+        room.send().map_err(|error| error.to_string())
+    }
+
+    fn give_up(&self, problem: String) -> bool {
+        let mut state = self.shared.lock();
+        state.problem.get_or_insert(problem);
+        // Nothing more is handed over.
+        while state.schedule.take_fresh().is_some() {}
+        drop(state);
+        self.shared.work.notify_one();
+        false
     }
 }
 

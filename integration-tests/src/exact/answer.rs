@@ -46,6 +46,8 @@ pub struct Answer {
     pub prompt: Option<Vec<u32>>,
     /// Their log-probabilities from the second on, if asked for.
     pub prompt_logprobs: Option<Vec<f32>>,
+    /// Of the prompt's tokens, how many were in the prefix cache; OpenAI only.
+    pub cached_tokens: Option<usize>,
     /// The visible text of every event, if there were events.
     pub pieces: Option<Vec<String>>,
 }
@@ -56,10 +58,12 @@ impl Answer {
         self.tokens.iter().map(|token| token.id).collect()
     }
 
-    /// The same answer as from a door of the same family that does not stream and tells nothing of the prompt.
+    /// The same answer as from a door of the same family that does not stream and tells nothing of the prompt, by a
+    /// cluster that has not been asked before.
     #[must_use]
     pub fn plain(mut self) -> Self {
         (self.prompt, self.prompt_logprobs, self.pieces) = (None, None, None);
+        self.cached_tokens = None;
         self
     }
 }
@@ -179,6 +183,7 @@ fn tgi_whole(text: &str, query: &Query) -> Result<Answer> {
         prompt_tokens: details.prompt_tokens,
         prompt,
         prompt_logprobs,
+        cached_tokens: None,
         pieces: None,
     })
 }
@@ -220,6 +225,7 @@ fn tgi_stream(events: &[String], query: &Query) -> Result<Answer> {
         prompt_tokens: details.prompt_tokens,
         prompt: None,
         prompt_logprobs: None,
+        cached_tokens: None,
         pieces: Some(pieces),
     })
 }
@@ -301,7 +307,8 @@ fn openai_whole(text: &str) -> Result<Answer> {
     let choice = &completion.choices[0];
     let ids = choice.token_ids.as_ref().context("no token_ids")?;
     let prompt = choice.prompt_token_ids.clone().context("no prompt_token_ids")?;
-    check_usage(completion.usage.as_ref().context("no usage")?, &prompt, ids.len())?;
+    let usage = completion.usage.as_ref().context("no usage")?;
+    check_usage(usage, &prompt, ids.len())?;
     Ok(Answer {
         text: choice.text.clone(),
         finish: choice.finish_reason.clone().context("no finish_reason")?,
@@ -310,6 +317,7 @@ fn openai_whole(text: &str) -> Result<Answer> {
         prompt_tokens: prompt.len(),
         prompt: Some(prompt),
         prompt_logprobs: None,
+        cached_tokens: Some(usage.prompt_tokens_details.cached_tokens),
         pieces: None,
     })
 }
@@ -350,11 +358,8 @@ fn openai_stream(events: &[String]) -> Result<Answer> {
             choice.logprobs.as_ref().context("a chunk without logprobs")?,
         )?);
     }
-    check_usage(
-        last.usage.as_ref().context("no usage in the last chunk")?,
-        &prompt,
-        chunks.len(),
-    )?;
+    let usage = last.usage.as_ref().context("no usage in the last chunk")?;
+    check_usage(usage, &prompt, chunks.len())?;
     let end = &last.choices[0];
     let pieces: Vec<String> = choices.iter().map(|choice| choice.text.clone()).collect();
     let mut offset = 0;
@@ -373,6 +378,7 @@ fn openai_stream(events: &[String]) -> Result<Answer> {
         prompt_tokens: prompt.len(),
         prompt: Some(prompt),
         prompt_logprobs: None,
+        cached_tokens: Some(usage.prompt_tokens_details.cached_tokens),
         pieces: Some(pieces),
     })
 }

@@ -276,6 +276,7 @@ mod tests {
             prompt_tokens: 2,
             prompt: Some(prompt.clone()),
             prompt_logprobs: Some(vec![-0.3]),
+            cached_tokens: None,
             pieces: None,
         };
         let prompt_logprobs = Some(vec![-0.3]);

@@ -18,7 +18,7 @@ use runtime::clock::Clock;
 use runtime::framing::FramingError;
 use runtime::quic::{Alpn, Expect, Link, QuicEndpoint};
 
-pub use push::{Push, PushError, PushHandle};
+pub use push::{Push, PushError, PushHandle, Room};
 
 use pump::Handoff;
 

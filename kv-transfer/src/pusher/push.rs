@@ -13,7 +13,7 @@ use super::PushSettings;
 use super::pump::{Handoff, Item, pump};
 use crate::core::{Extent, Part, SendError, check_part};
 use crate::error::TransferError;
-use crate::staging::{NoRoom, Staging};
+use crate::staging::{NoRoom, StagedRoom, Staging};
 use crate::stats::{TransferStats, publish_push};
 use crate::transport::{Incoming, Outgoing};
 
@@ -63,7 +63,7 @@ impl PushHandle {
         let payload = self
             .staging
             .try_stage(&payload)
-            .map_err(|error| self.no_room(error, &payload))?;
+            .map_err(|error| self.no_room(error, payload.len()))?;
         place.send(Item::Piece { part, payload });
         Ok(())
     }
@@ -74,7 +74,7 @@ impl PushHandle {
         let staged = tokio::select! {
             biased;
             () = self.queue.closed() => return Err(PushError::Closed),
-            staged = self.staging.stage(&payload) => staged.map_err(|error| self.no_room(error, &payload))?,
+            staged = self.staging.stage(&payload) => staged.map_err(|error| self.no_room(error, payload.len()))?,
         };
         self.queue
             .send(Item::Piece { part, payload: staged })
@@ -82,18 +82,93 @@ impl PushHandle {
             .map_err(|_| PushError::Closed)
     }
 
+    /// Room for the bytes of `part`, to be filled and sent: whoever has to copy them first copies nothing for which there
+    /// is no room. Never blocks: the answer is [`PushError::Full`] if there is none now.
+    pub fn try_reserve(&self, part: Part) -> Result<Room<'_>, PushError> {
+        let bytes = self.bytes(&part)?;
+        let place = self.queue.try_reserve().map_err(|error| match error {
+            mpsc::error::TrySendError::Full(()) => PushError::Full,
+            mpsc::error::TrySendError::Closed(()) => PushError::Closed,
+        })?;
+        let staged = self
+            .staging
+            .try_room(bytes)
+            .map_err(|error| self.no_room(error, bytes))?;
+        Ok(Room {
+            place,
+            part,
+            bytes,
+            staged,
+        })
+    }
+
+    /// As [`try_reserve`](Self::try_reserve), but waits for room; at most until the handoff ends. Cancel-safe.
+    pub async fn reserve(&self, part: Part) -> Result<Room<'_>, PushError> {
+        let bytes = self.bytes(&part)?;
+        let staged = tokio::select! {
+            biased;
+            () = self.queue.closed() => return Err(PushError::Closed),
+            staged = self.staging.room(bytes) => staged.map_err(|error| self.no_room(error, bytes))?,
+        };
+        let place = self.queue.reserve().await.map_err(|_| PushError::Closed)?;
+        Ok(Room {
+            place,
+            part,
+            bytes,
+            staged,
+        })
+    }
+
+    /// Bytes of a part.
+    fn bytes(&self, part: &Part) -> Result<usize, PushError> {
+        let bytes = part.layers as usize * part.blocks as usize * self.layout.layer_block_bytes();
+        check_part(part, bytes, &self.layout, self.extent)?;
+        Ok(bytes)
+    }
+
     fn check(&self, part: &Part, payload: &Bytes) -> Result<(), PushError> {
         Ok(check_part(part, payload.len(), &self.layout, self.extent)?)
     }
 
-    fn no_room(&self, error: NoRoom, payload: &Bytes) -> PushError {
+    fn no_room(&self, error: NoRoom, bytes: usize) -> PushError {
         match error {
             NoRoom::Full => PushError::Full,
             NoRoom::TooLarge => PushError::TooLarge {
-                bytes: payload.len(),
+                bytes,
                 staging_bytes: self.staging.total(),
             },
         }
+    }
+}
+
+/// Room for one part, and an empty buffer for its bytes. Dropping it gives the room back.
+#[derive(Debug)]
+pub struct Room<'a> {
+    place: mpsc::Permit<'a, Item>,
+    part: Part,
+    bytes: usize,
+    staged: StagedRoom,
+}
+
+impl Room<'_> {
+    /// Where the part's bytes belong, in canonical order. The memory is there already.
+    pub fn buffer(&mut self) -> &mut Vec<u8> {
+        self.staged.buffer()
+    }
+
+    /// Hands the bytes over.
+    ///
+    /// # Errors
+    /// [`PushError::Invalid`] if the buffer does not hold the part's bytes.
+    pub fn send(self) -> Result<(), PushError> {
+        let (found, part) = (self.staged.len(), self.part);
+        if found != self.bytes {
+            let expected = self.bytes as u64;
+            return Err(SendError::PayloadLength { found, part, expected }.into());
+        }
+        let payload = self.staged.into_bytes();
+        self.place.send(Item::Piece { part, payload });
+        Ok(())
     }
 }
 

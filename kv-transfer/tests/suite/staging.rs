@@ -56,6 +56,74 @@ async fn a_full_stage_says_so_and_empties_as_frames_arrive() {
     node.assert_exact();
 }
 
+/// A handoff filled by room: first room, then bytes.
+#[tokio::test]
+async fn room_is_taken_before_bytes_are_copied() {
+    let node = Node::new();
+    let settings = TransferConfig {
+        staging_bytes: 6 * BLOCK,
+        frame_bytes: BLOCK,
+        ..transfer()
+    };
+    let settings = PushSettings::new(LAYOUT, &settings).expect("settings");
+    let (push_end, (outgoing, incoming)) = memory::stream(1);
+    let push = settings.start(once(push_end), open(), EXTENT, far()).expect("starts");
+    let handle = push.staging();
+    let parts = computed(EXTENT, 3);
+    for part in &parts[..2] {
+        let mut room = handle.try_reserve(*part).expect("room");
+        room.buffer().extend_from_slice(&payload(&LAYOUT, *part));
+        room.send().expect("the part's bytes");
+    }
+    assert!(matches!(handle.try_reserve(parts[2]), Err(PushError::Full)));
+    let receiver = receiver(&node);
+    let task = tokio::spawn(async move { receiver.handle(outgoing, incoming).await.0 });
+    let mut memory = Vec::new();
+    for part in &parts[2..] {
+        let mut room = soon("room", handle.reserve(*part)).await.expect("room");
+        room.buffer().extend_from_slice(&payload(&LAYOUT, *part));
+        memory.push(room.buffer().as_ptr());
+        room.send().expect("the part's bytes");
+    }
+    memory.sort_unstable();
+    memory.dedup();
+    assert!(memory.len() < parts.len() - 2, "buffers are used again");
+    soon("the commit", push.commit(NUM_TOKENS, first_token()))
+        .await
+        .expect("committed");
+    assert_eq!(task.await.expect("no panic"), Outcome::Committed);
+    node.assert_exact();
+}
+
+#[tokio::test]
+async fn room_that_is_not_used_comes_back_and_must_be_filled_exactly() {
+    let settings = TransferConfig {
+        staging_bytes: 3 * BLOCK,
+        ..transfer()
+    };
+    let settings = PushSettings::new(LAYOUT, &settings).expect("settings");
+    let (end, _hold) = memory::stream(8);
+    let push = settings.start(once(end), open(), EXTENT, far()).expect("starts");
+    let (handle, part) = (push.staging(), computed(EXTENT, 3)[0]);
+    let mut room = handle.try_reserve(part).expect("room");
+    assert!(matches!(handle.try_reserve(part), Err(PushError::Full)));
+    room.buffer().push(0);
+    let refused = room.send();
+    assert!(
+        matches!(
+            refused,
+            Err(PushError::Invalid(SendError::PayloadLength { found: 1, .. }))
+        ),
+        "{refused:?}"
+    );
+    drop(handle.try_reserve(part).expect("the room is back"));
+    let waiting = handle.try_reserve(part).expect("room");
+    drop(push);
+    let ended = soon("the end", handle.reserve(part)).await.map(drop);
+    assert_eq!(ended, Err(PushError::Closed));
+    drop(waiting);
+}
+
 #[tokio::test]
 async fn the_budget_is_one_over_all_handoffs_and_a_dead_one_gives_it_back() {
     let settings = TransferConfig {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use engine::plan::BlockId;
 
-use super::{KvError, KvPool, READERS, STEP, WRITER, busy, lock};
+use super::{KvError, KvPool, READERS, SHARED, STEP, WRITER, lock};
 
 /// Keeps writers out of blocks while they are copied.
 pub(super) struct ReadClaim<'a> {
@@ -51,4 +51,14 @@ impl Drop for ReadClaim<'_> {
             }
         }
     }
+}
+
+/// The error of a claim that met the claims `held`.
+pub(super) fn busy(block: BlockId, held: u32) -> KvError {
+    let holder = match held {
+        h if h & WRITER != 0 => "a handoff that writes it",
+        h if h & (STEP | SHARED) != 0 => "a running step",
+        _ => "a copy being taken",
+    };
+    KvError::Busy { block: block.0, holder }
 }
