@@ -1,6 +1,6 @@
 //! Speed of the CPU kernels: GFLOP/s of products and of attention, on one thread unless given another number.
 //!
-//! `cargo run --release -p model --example kernel_bench [threads]`
+//! `cargo run --release -p model --example kernel_bench [threads] [level] [part: products, attention]`
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
@@ -10,7 +10,8 @@ use engine::plan::BlockId;
 use model::kernels::{
     AttentionShape, Cpu, CpuLevel, GgmlType, KvShape, Linear, LinearMode, PagedAttention, Scratch, SequenceRows,
 };
-use protocol::kv::KvDtype;
+use model::kv_pool::KvPool;
+use protocol::kv::{KvDtype, KvLayout};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -106,51 +107,159 @@ fn streamed(cpu: &Cpu, ggml_type: GgmlType, m: usize) -> Result<()> {
     Ok(())
 }
 
-/// One layer's attention of `rows` rows after `past` tokens, 9 query and 3 KV heads of 64.
+/// KV heads, query heads and head width of the attention that is measured.
+const KV_HEADS: usize = 3;
+const HEADS: usize = 9;
+const DIM: usize = 64;
+const BLOCK: usize = 16;
+
+/// A KV cache, written, for some sequences of equal length; blocks of a sequence lie apart.
+struct Cache {
+    pool: KvPool,
+    shape: AttentionShape,
+    tables: Vec<Vec<BlockId>>,
+    all: Vec<BlockId>,
+}
+
+impl Cache {
+    fn new(cpu: &Cpu, dtype: KvDtype, layers: u32, sequences: usize, tokens: usize) -> Result<Self> {
+        let layout = KvLayout {
+            num_layers: layers,
+            num_kv_heads: KV_HEADS as u32,
+            head_dim: DIM as u32,
+            block_tokens: BLOCK as u32,
+            dtype,
+        };
+        let each = tokens.div_ceil(BLOCK);
+        let total = each * sequences;
+        // A prime: neighbours in a sequence are far from each other, and none is met twice.
+        let id = |i: usize| BlockId((i * 7919 % total) as u32);
+        let tables: Vec<Vec<BlockId>> = (0..sequences)
+            .map(|s| (s * each..(s + 1) * each).map(id).collect())
+            .collect();
+        let cache = Self {
+            pool: KvPool::new(layout, total)?,
+            shape: AttentionShape {
+                kv: KvShape::from(&layout),
+                num_heads: HEADS,
+                scale: 0.125,
+                window: None,
+            },
+            tables,
+            all: (0..total).map(|i| BlockId(i as u32)).collect(),
+        };
+        let x = numbers(each * BLOCK * KV_HEADS * DIM);
+        let mut access = cache.pool.claim(&cache.all)?;
+        for layer in 0..layers {
+            for table in &cache.tables {
+                access.write_rows(cpu, layer, (table, 0), (&x, &x));
+            }
+        }
+        drop(access);
+        Ok(cache)
+    }
+
+    /// The last `rows` rows of every sequence.
+    fn sequences(&self, tokens: usize, rows: usize) -> Vec<SequenceRows<'_>> {
+        let one = |(i, blocks)| SequenceRows {
+            rows: i * rows..(i + 1) * rows,
+            first_position: tokens - rows,
+            blocks,
+        };
+        self.tables.iter().map(Vec::as_slice).enumerate().map(one).collect()
+    }
+}
+
+/// One layer's attention of `rows` rows after `past` tokens.
 fn attention(cpu: &Cpu, dtype: KvDtype, past: usize, rows: usize) -> Result<()> {
-    let kv = KvShape {
-        num_kv_heads: 3,
-        head_dim: 64,
-        block_tokens: 16,
-        dtype,
-    };
-    let shape = AttentionShape {
-        kv,
-        num_heads: 9,
-        scale: 0.125,
-        window: None,
-    };
-    let count = (past + rows).div_ceil(16);
-    let block_ids: Vec<BlockId> = (0..u32::try_from(count)?).map(BlockId).collect();
-    // Halves near 1, floats near 1: any legal number will do.
-    let unit: &[u8] = if dtype == KvDtype::F16 {
-        &[0x12, 0x3c]
-    } else {
-        &[0x12, 0x34, 0x80, 0x3f]
-    };
-    let pool: Vec<u8> = unit.iter().copied().cycle().take(count * kv.block_bytes()).collect();
-    let size = kv.block_bytes();
-    let block = |id: BlockId| &pool[id.0 as usize * size..][..size];
-    let sequences = [SequenceRows {
-        rows: 0..rows,
-        first_position: past,
-        blocks: &block_ids,
-    }];
-    let (q, mut out, mut scratch) = (numbers(rows * 9 * 64), vec![0.0; rows * 9 * 64], Scratch::default());
+    let cache = Cache::new(cpu, dtype, 1, 1, past + rows)?;
+    let access = cache.pool.claim(&cache.all)?;
+    let (q, mut out, mut scratch) = (
+        numbers(rows * HEADS * DIM),
+        vec![0.0; rows * HEADS * DIM],
+        Scratch::default(),
+    );
     let attention = PagedAttention {
-        shape: &shape,
-        sequences: &sequences,
-        kv: &block,
+        shape: &cache.shape,
+        sequences: &cache.sequences(past + rows, rows),
+        kv: &|id| access.block(0, id),
     };
     let seconds = best(|| Ok(attention.run(cpu, &q, &mut out, &mut scratch)?))?;
     let keys: usize = (past + 1..=past + rows).sum();
-    let gflops = 4.0 * (keys * 9 * 64) as f64 / seconds / 1e9;
+    let gflops = 4.0 * (keys * HEADS * DIM) as f64 / seconds / 1e9;
     println!(
         "attention {} {rows} rows after {past}: {:8.3} ms a layer, {gflops:6.1} GFLOP/s of the causal part",
         dtype.as_str(),
         seconds * 1e3
     );
     Ok(())
+}
+
+/// Decoding's way to read the cache: about 96 MB of it in 8 layers, one row a sequence; beside it the speed at which the
+/// same memory can be read at all.
+fn streamed_attention(cpu: &Cpu, dtype: KvDtype, context: usize) -> Result<()> {
+    const LAYERS: u32 = 8;
+    let shape = KvShape {
+        num_kv_heads: KV_HEADS,
+        head_dim: DIM,
+        block_tokens: BLOCK,
+        dtype,
+    };
+    let sequence_bytes = context.div_ceil(BLOCK) * shape.block_bytes();
+    let count = 96_000_000 / (LAYERS as usize * sequence_bytes);
+    let cache = Cache::new(cpu, dtype, LAYERS, count, context)?;
+    let access = cache.pool.claim(&cache.all)?;
+    let (q, mut out, mut scratch) = (
+        numbers(count * HEADS * DIM),
+        vec![0.0; count * HEADS * DIM],
+        Scratch::default(),
+    );
+    let sequences = cache.sequences(context, 1);
+    // The best of each layer over several passes: other programs disturb a whole pass more often than not.
+    let (mut times, mut reads, mut read) = ([f64::MAX; LAYERS as usize], [f64::MAX; LAYERS as usize], 0);
+    for _ in 0..12 {
+        for (layer, time) in (0..).zip(&mut times) {
+            let attention = PagedAttention {
+                shape: &cache.shape,
+                sequences: &sequences,
+                kv: &|id| access.block(layer, id),
+            };
+            let one = Instant::now();
+            attention.run(cpu, &q, &mut out, &mut scratch)?;
+            *time = time.min(one.elapsed().as_secs_f64());
+        }
+        for (layer, time) in (0..).zip(&mut reads) {
+            let one = Instant::now();
+            for &block in &cache.all {
+                read ^= folded(access.block(layer, block));
+            }
+            *time = time.min(one.elapsed().as_secs_f64());
+        }
+    }
+    std::hint::black_box(read);
+    let (seconds, reading): (f64, f64) = (times.iter().sum(), reads.iter().sum());
+    let gb = cache.pool.bytes() as f64 / 1e9;
+    println!(
+        "attention {} streamed, {count} sequences of {context}: {:6.1} us a row and layer, {:5.1} GB/s of KV; one thread \
+         reads it at {:5.1} GB/s",
+        dtype.as_str(),
+        seconds / (count * LAYERS as usize) as f64 * 1e6,
+        gb / seconds,
+        gb / reading
+    );
+    Ok(())
+}
+
+/// Reads all of some bytes.
+fn folded(bytes: &[u8]) -> u64 {
+    let mut lanes = [0u64; 32];
+    let (chunks, _) = bytes.as_chunks::<256>();
+    for chunk in chunks {
+        for (lane, eight) in lanes.iter_mut().zip(chunk.as_chunks::<8>().0) {
+            *lane ^= u64::from_le_bytes(*eight);
+        }
+    }
+    lanes.iter().fold(0, |a, b| a ^ b)
 }
 
 fn main() -> Result<()> {
@@ -164,17 +273,38 @@ fn main() -> Result<()> {
     };
     let cpu = Cpu::with_level(level, threads)?;
     println!("{} on {threads} threads", level.as_str());
+    let part = std::env::args().nth(3);
+    let wanted = |name: &str| part.as_deref().is_none_or(|part| part == name);
+    if wanted("products") {
+        all_products(&cpu)?;
+    }
+    if wanted("attention") {
+        all_attention(&cpu)?;
+    }
+    Ok(())
+}
+
+fn all_products(cpu: &Cpu) -> Result<()> {
     for (n, k) in [(1536, 576), (576, 1536)] {
-        products(&cpu, n, k)?;
+        products(cpu, n, k)?;
     }
     for ggml_type in [GgmlType::Q4_1, GgmlType::Q8_0] {
         for m in [1, 4, 16] {
-            streamed(&cpu, ggml_type, m)?;
+            streamed(cpu, ggml_type, m)?;
         }
     }
-    for dtype in [KvDtype::F16, KvDtype::F32] {
-        for (past, rows) in [(0, 512), (1024, 256), (512, 1), (2048, 1)] {
-            attention(&cpu, dtype, past, rows)?;
+    Ok(())
+}
+
+fn all_attention(cpu: &Cpu) -> Result<()> {
+    for dtype in [KvDtype::F16, KvDtype::Bf16, KvDtype::Int8, KvDtype::F32] {
+        for (past, rows) in [(0, 512), (0, 2048), (1024, 256), (512, 1), (2048, 1)] {
+            attention(cpu, dtype, past, rows)?;
+        }
+    }
+    for dtype in [KvDtype::F16, KvDtype::Bf16, KvDtype::Int8] {
+        for context in [512, 2048, 4096] {
+            streamed_attention(cpu, dtype, context)?;
         }
     }
     Ok(())

@@ -200,13 +200,13 @@ fn smollm2_in_precise_is_almost_the_reference() {
 /// What coarser caches cost, on top of that.
 #[test]
 fn smollm2_with_other_caches_stays_close() {
-    for (kv_dtype, top20, path) in [(KvDtypeConfig::Bf16, 0.085, 0.085), (KvDtypeConfig::Int8, 0.11, 0.085)] {
+    for kv_dtype in [KvDtypeConfig::Bf16, KvDtypeConfig::Int8] {
         let setup = Setup {
             kv_dtype,
             ..Setup::quantised()
         };
         let d = against_golden(setup, 0.7);
-        assert!(d.top20_mean <= top20, "{kv_dtype:?}, top 20: {}", d.top20_mean);
-        assert!(d.path_mean <= path, "{kv_dtype:?}, golden path: {}", d.path_mean);
+        assert!(d.top20_mean <= 0.085, "{kv_dtype:?}, top 20: {}", d.top20_mean);
+        assert!(d.path_mean <= 0.085, "{kv_dtype:?}, golden path: {}", d.path_mean);
     }
 }

@@ -36,7 +36,7 @@ use super::linear::Scratch;
 use super::pack::Line;
 
 /// Query rows (pairs of row and head) that share a converted chunk, about.
-const SHARED: usize = 96;
+const SHARED: usize = 192;
 /// Rows of a sequence up to which each is computed alone.
 const FEW_ROWS: usize = 2;
 /// Units of single rows that a thread gets, about; more even out better, fewer start less often.
@@ -308,6 +308,26 @@ impl PagedAttention<'_> {
         kv.block_tokens.is_multiple_of(LANES) && kv.head_dim.is_multiple_of(LANES)
     }
 
+    /// Some rows of a sequence, counted from its first, whose blocks begin at `table`; for the first KV head.
+    fn unit(&self, sequence: &SequenceRows<'_>, table: usize, rows: Range<usize>, single: bool) -> Unit {
+        let position = sequence.first_position + rows.start;
+        Unit {
+            table,
+            position,
+            row: sequence.rows.start + rows.start,
+            rows: rows.len(),
+            kv_head: 0,
+            chunks: self.shape.chunks(position, position + rows.len() - 1),
+            partial: None,
+            single,
+        }
+    }
+
+    /// Whether the rows of a sequence are computed one by one.
+    fn is_single(&self, sequence: &SequenceRows<'_>) -> bool {
+        self.vectors_fit() && sequence.rows.len() <= FEW_ROWS
+    }
+
     /// Cuts the work in units: rows that share keys first, the long ones before the short, then rows alone.
     fn plan(&self, threads: usize, buffers: &mut AttentionBuffers) {
         let (shape, kv_heads) = (self.shape, self.shape.kv.num_kv_heads);
@@ -320,30 +340,19 @@ impl PagedAttention<'_> {
         } = buffers;
         units.clear();
         merges.clear();
-        let is_single = |s: &SequenceRows<'_>| self.vectors_fit() && s.rows.len() <= FEW_ROWS;
         let (mut table, mut single_chunks) = (0, 0);
         for sequence in self.sequences {
-            let unit = |start: usize, rows: usize, kv_head, single| {
-                let position = sequence.first_position + start;
-                Unit {
-                    table,
-                    position,
-                    row: sequence.rows.start + start,
-                    rows,
-                    kv_head,
-                    chunks: shape.chunks(position, position + rows - 1),
-                    partial: None,
-                    single,
-                }
-            };
             let rows = sequence.rows.len();
-            if is_single(sequence) {
-                let chunks = |start| unit(start, 1, 0, true).chunks.len();
+            if self.is_single(sequence) {
+                let chunks = |row| self.unit(sequence, table, row..row + 1, true).chunks.len();
                 single_chunks += (0..rows).map(chunks).sum::<usize>() * kv_heads;
             } else {
                 for start in (0..rows).step_by(step).rev() {
-                    let count = step.min(rows - start);
-                    units.extend((0..kv_heads).map(|kv_head| unit(start, count, kv_head, false)));
+                    let unit = self.unit(sequence, table, start..rows.min(start + step), false);
+                    units.extend((0..kv_heads).map(|kv_head| Unit {
+                        kv_head,
+                        ..unit.clone()
+                    }));
                 }
             }
             table += self.blocks_of(sequence);
@@ -355,19 +364,9 @@ impl PagedAttention<'_> {
         };
         let (mut table, mut lines) = (0, 0);
         for sequence in self.sequences {
-            if is_single(sequence) {
-                for start in 0..sequence.rows.len() {
-                    let position = sequence.first_position + start;
-                    let unit = Unit {
-                        table,
-                        position,
-                        row: sequence.rows.start + start,
-                        rows: 1,
-                        kv_head: 0,
-                        chunks: shape.chunks(position, position),
-                        partial: None,
-                        single: true,
-                    };
+            if self.is_single(sequence) {
+                for row in 0..sequence.rows.len() {
+                    let unit = self.unit(sequence, table, row..row + 1, true);
                     lines = cut(shape, &unit, most, lines, units, merges);
                 }
             }

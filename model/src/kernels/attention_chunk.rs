@@ -82,6 +82,8 @@ pub(super) struct Running {
     sum: Vec<Line>,
     /// o of a chunk, for some query rows: \[query row\]\[padded dim\].
     pub(super) part: Vec<Line>,
+    /// For [`super::attention_shared`]: scores of some query rows, \[query row\]\[key of the chunk\].
+    pub(super) scores: Vec<Line>,
     /// For [`super::attention_shared`]: keys of a chunk, \[tile\]\[dim\]\[key\]; values of a chunk, \[key\]\[padded dim\].
     pub(super) keys: Vec<Line>,
     pub(super) values: Vec<Line>,
@@ -182,6 +184,9 @@ pub(super) struct Part<'a> {
 /// Step 2: turns a chunk's scores into weights for the values and returns (m, s). `seen` counts from the chunk's start.
 #[inline(always)]
 pub(super) fn weigh<S: Lanes>(scores: &mut [Line], seen: Range<usize>, scales: Option<&Scales>) -> (f32, f32) {
+    if let (0, CHUNK, Ok(scores)) = (seen.start, seen.end, <&mut [Line; TILES]>::try_from(&mut *scores)) {
+        return weigh_whole::<S>(scores, scales);
+    }
     let tiles = seen.start / LANES..seen.end.div_ceil(LANES);
     let lines = &mut scores[tiles.clone()];
     if let Some(scales) = scales {
@@ -211,6 +216,31 @@ pub(super) fn weigh<S: Lanes>(scores: &mut [Line], seen: Range<usize>, scales: O
         for (line, scale) in lines.iter_mut().zip(&scales.values[tiles]) {
             line.0 = S::from_array(line.0).mul(S::from_array(scale.0)).to_array();
         }
+    }
+    (max, sum.sum())
+}
+
+/// The same where all of a chunk is seen: its scores then stay in registers.
+#[inline(always)]
+fn weigh_whole<S: Lanes>(scores: &mut [Line; TILES], scales: Option<&Scales>) -> (f32, f32) {
+    let mut values = [S::splat(0.0); TILES];
+    let mut largest = S::splat(f32::NEG_INFINITY);
+    for (i, value) in values.iter_mut().enumerate() {
+        *value = S::from_array(scores[i].0);
+        if let Some(scales) = scales {
+            *value = value.mul(S::from_array(scales.keys[i].0));
+        }
+        largest = largest.max(*value);
+    }
+    let max = largest.largest();
+    let (mut sum, m) = (S::splat(0.0), S::splat(max));
+    for (i, value) in values.into_iter().enumerate() {
+        let mut weight = exp2(value.sub(m));
+        sum = sum.add(weight);
+        if let Some(scales) = scales {
+            weight = weight.mul(S::from_array(scales.values[i].0));
+        }
+        scores[i].0 = weight.to_array();
     }
     (max, sum.sum())
 }

@@ -17,7 +17,7 @@ use super::lanes::{LANES, Lanes};
 use super::pack::Line;
 
 /// Query rows whose scores are held at once.
-const GROUP: usize = 8;
+const GROUP: usize = 16;
 
 const ZERO: Line = Line([0.0; LANES]);
 
@@ -37,6 +37,7 @@ impl Kernel for SharedKernel<'_> {
         add_lines(&mut self.running.keys, CHUNK * lines);
         add_lines(&mut self.running.values, CHUNK * lines);
         add_lines(&mut self.running.part, GROUP * lines);
+        add_lines(&mut self.running.scores, GROUP * TILES);
         for i in 0..unit.rows {
             self.running
                 .load_queries::<S>(&self.call, i * heads, unit.row + i, unit.kv_head);
@@ -202,10 +203,11 @@ impl SharedKernel<'_> {
         if lowest >= highest {
             return;
         }
-        let mut scores = [[ZERO; TILES]; GROUP];
+        // The tiles that are seen are written before they are read.
+        let mut scores = std::mem::take(&mut self.running.scores);
         self.score::<S>(query_rows.clone(), lowest / LANES..highest.div_ceil(LANES), &mut scores);
         let (mut max, mut sum) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
-        for (i, (seen, scores)) in seen.iter().zip(&mut scores).enumerate() {
+        for (i, (seen, scores)) in seen.iter().zip(scores.chunks_exact_mut(TILES)).enumerate() {
             if !seen.is_empty() {
                 (max[i], sum[i]) = weigh::<S>(scores, seen.clone(), scales);
             }
@@ -221,11 +223,12 @@ impl SharedKernel<'_> {
         self.running
             .merge::<S>(query_rows.start, count, &part, |i| seen[i].is_empty());
         self.running.part = out;
+        self.running.scores = scores;
     }
 
     /// Step 1 of a group for some tiles of keys.
     #[inline(always)]
-    fn score<S: Lanes>(&self, query_rows: Range<usize>, tiles: Range<usize>, scores: &mut [[Line; TILES]; GROUP]) {
+    fn score<S: Lanes>(&self, query_rows: Range<usize>, tiles: Range<usize>, scores: &mut [Line]) {
         let lines = self.call.shape.lines();
         let padded = lines * LANES;
         let keys = &self.running.keys[tiles.start * padded..tiles.end * padded];
@@ -249,23 +252,27 @@ impl SharedKernel<'_> {
 
     /// Step 3 of a group, row by row of it where rows do not see the same.
     #[inline(always)]
-    fn add_values<S: Lanes>(&self, seen: &[Range<usize>], weights: &[[Line; TILES]; GROUP], out: &mut [Line]) {
+    fn add_values<S: Lanes>(&self, seen: &[Range<usize>], weights: &[Line], out: &mut [Line]) {
         let (count, lines) = (seen.len(), self.call.shape.lines());
-        out[..count * lines].fill(ZERO);
         // Keys that all rows see are taken for all at once, those before and after them row by row.
         let common = seen[count - 1].start..seen[0].end;
         if common.is_empty() {
+            out[..count * lines].fill(ZERO);
             for (i, seen) in seen.iter().enumerate() {
-                self.add_some::<S>(i..i + 1, seen.clone(), weights, out);
+                self.add_some::<S>(i..i + 1, seen.clone(), weights, out, true);
             }
             return;
         }
-        for (i, seen) in seen.iter().enumerate() {
-            self.add_some::<S>(i..i + 1, seen.start..common.start, weights, out);
+        let same_start = seen[0].start == common.start;
+        if !same_start {
+            out[..count * lines].fill(ZERO);
+            for (i, seen) in seen.iter().enumerate() {
+                self.add_some::<S>(i..i + 1, seen.start..common.start, weights, out, true);
+            }
         }
-        self.add_some::<S>(0..count, common.clone(), weights, out);
+        self.add_some::<S>(0..count, common.clone(), weights, out, !same_start);
         for (i, seen) in seen.iter().enumerate() {
-            self.add_some::<S>(i..i + 1, common.end..seen.end, weights, out);
+            self.add_some::<S>(i..i + 1, common.end..seen.end, weights, out, true);
         }
     }
 
@@ -275,8 +282,9 @@ impl SharedKernel<'_> {
         &self,
         rows: Range<usize>,
         keys: Range<usize>,
-        weights: &[[Line; TILES]; GROUP],
+        weights: &[Line],
         out: &mut [Line],
+        accumulate: bool,
     ) {
         if keys.is_empty() {
             return;
@@ -290,14 +298,14 @@ impl SharedKernel<'_> {
             w_tile: LANES,
             w_k: padded,
             k: keys.len(),
-            x: weights[rows.start..rows.end]
+            x: weights[rows.start * TILES..rows.end * TILES]
                 .as_ptr()
                 .cast::<f32>()
                 .wrapping_add(keys.start),
             x_row: CHUNK,
             y: out[rows.start * lines..rows.end * lines].as_mut_ptr().cast(),
             y_row: padded,
-            accumulate: true,
+            accumulate,
             prefetch: false,
         };
         // SAFETY: the slices above cover the keys' values, the rows' weights and the rows' outputs.

@@ -47,7 +47,7 @@ impl ElementKernel for SingleKernel<'_> {
         self.running.load_queries::<S>(&self.call, 0, unit.row, unit.kv_head);
         if self.cold {
             let mut first = Ahead::new(&self.call, unit, unit.chunks.start);
-            while first.pull::<S, 8>() {}
+            while first.pull::<S>(8) {}
         }
         for chunk in unit.chunks.clone() {
             let mut ahead = if chunk + 1 < unit.chunks.end {
@@ -65,12 +65,12 @@ impl ElementKernel for SingleKernel<'_> {
             for left in (1..=groups).rev() {
                 let count = (heads - first).div_ceil(left);
                 if const { heads_at_once::<S>() == 1 } || count == 1 {
-                    self.heads::<S, E, 1>(&keys, first, chunk, &mut ahead);
+                    self.heads::<S, E, 1>(&keys, first, &mut ahead);
                 } else {
                     match count {
-                        2 => self.heads::<S, E, 2>(&keys, first, chunk, &mut ahead),
-                        3 => self.heads::<S, E, 3>(&keys, first, chunk, &mut ahead),
-                        _ => self.heads::<S, E, 4>(&keys, first, chunk, &mut ahead),
+                        2 => self.heads::<S, E, 2>(&keys, first, &mut ahead),
+                        3 => self.heads::<S, E, 3>(&keys, first, &mut ahead),
+                        _ => self.heads::<S, E, 4>(&keys, first, &mut ahead),
                     }
                 }
                 first += count;
@@ -84,6 +84,8 @@ impl ElementKernel for SingleKernel<'_> {
 
 /// Where a chunk's keys are.
 struct Keys {
+    /// The chunk's number.
+    chunk: usize,
     /// The keys of each tile of sixteen; instead of a tile that is not seen, the nearest that is.
     tiles: [*const u8; TILES],
     /// What is seen, counted from the chunk's start.
@@ -100,6 +102,7 @@ impl Keys {
         let seen = clip(all.start)..clip(all.end);
         let (first, last) = (seen.start / LANES, (seen.end - 1) / LANES);
         let mut keys = Self {
+            chunk,
             tiles: [std::ptr::null(); TILES],
             seen,
             scales: Scales::NONE,
@@ -159,17 +162,17 @@ impl Ahead {
         ahead
     }
 
-    /// Asks for N cache lines; false if there are no more.
+    /// Asks for some cache lines; false if there are no more.
     #[inline(always)]
-    fn pull<S: Lanes, const N: usize>(&mut self) -> bool {
+    fn pull<S: Lanes>(&mut self, lines: usize) -> bool {
         if self.head == self.count {
             return false;
         }
         let from = self.heads[self.head].wrapping_add(self.at);
-        for i in 0..N {
+        for i in 0..lines {
             S::prefetch(from.wrapping_add(i * CACHE_LINE));
         }
-        self.at += N * CACHE_LINE;
+        self.at += lines * CACHE_LINE;
         if self.at >= self.bytes {
             (self.head, self.at) = (self.head + 1, 0);
         }
@@ -190,13 +193,7 @@ const fn side_by_side<S: Lanes, const R: usize>() -> usize {
 impl SingleKernel<'_> {
     /// A chunk's part in R heads from `first` on.
     #[inline(always)]
-    fn heads<S: Lanes, E: Element, const R: usize>(
-        &mut self,
-        keys: &Keys,
-        first: usize,
-        chunk: usize,
-        ahead: &mut Ahead,
-    ) {
+    fn heads<S: Lanes, E: Element, const R: usize>(&mut self, keys: &Keys, first: usize, ahead: &mut Ahead) {
         let mut scores = [[Line([0.0; LANES]); TILES]; R];
         if const { side_by_side::<S, R>() == 8 } {
             self.score::<S, E, R, 8>(keys, first, &mut scores, ahead);
@@ -218,11 +215,11 @@ impl SingleKernel<'_> {
         let mut line = 0;
         while line < lines {
             line += if const { side_by_side::<S, R>() >= 4 } && lines - line >= 4 {
-                self.add_values::<S, E, R, 4>(keys, chunk, &scores, line, &mut out, ahead)
+                self.add_values::<S, E, R, 4>(keys, &scores, line, &mut out, ahead)
             } else if const { side_by_side::<S, R>() == 2 } && lines - line >= 2 {
-                self.add_values::<S, E, R, 2>(keys, chunk, &scores, line, &mut out, ahead)
+                self.add_values::<S, E, R, 2>(keys, &scores, line, &mut out, ahead)
             } else {
-                self.add_values::<S, E, R, 1>(keys, chunk, &scores, line, &mut out, ahead)
+                self.add_values::<S, E, R, 1>(keys, &scores, line, &mut out, ahead)
             };
         }
         let part = Part {
@@ -234,7 +231,7 @@ impl SingleKernel<'_> {
         match self.unit.partial {
             None => self.running.merge::<S>(first, R, &part, |_| false),
             Some(start) => {
-                let at = (chunk - self.unit.chunks.start) * self.call.shape.group() + first;
+                let at = (keys.chunk - self.unit.chunks.start) * self.call.shape.group() + first;
                 self.keep::<R>(start + at * self.call.shape.partial_lines(), &part);
             }
         }
@@ -259,7 +256,7 @@ impl SingleKernel<'_> {
             tiles.copy_from_slice(&keys.tiles[tile..tile + T]);
             let mut acc = [[S::splat(0.0); T]; R];
             for d in 0..kv.head_dim {
-                ahead.pull::<S, 2>();
+                ahead.pull::<S>(E::SIZE);
                 let mut q_d = [S::splat(0.0); R];
                 for (r, q_d) in q_d.iter_mut().enumerate() {
                     // SAFETY: R rows of `lines` lines each, at least as many numbers as there are dimensions.
@@ -288,7 +285,6 @@ impl SingleKernel<'_> {
     fn add_values<S: Lanes, E: Element, const R: usize, const L: usize>(
         &self,
         keys: &Keys,
-        chunk: usize,
         weights: &[[Line; TILES]; R],
         line: usize,
         out: &mut [Line],
@@ -300,13 +296,13 @@ impl SingleKernel<'_> {
         let mut acc = [[S::splat(0.0); L]; R];
         let mut key = keys.seen.start;
         while key < keys.seen.end {
-            let position = chunk * CHUNK + key;
+            let position = keys.chunk * CHUNK + key;
             let slot = position % kv.block_tokens;
             let count = (kv.block_tokens - slot).min(keys.seen.end - key);
             let head = self.call.head(self.unit, position / kv.block_tokens);
             let mut from = head.wrapping_add(kv.half_bytes() + slot * row + line * LANES * E::SIZE);
             for key in key..key + count {
-                ahead.pull::<S, 2>();
+                ahead.pull::<S>(const { if E::SIZE < 2 { 2 } else { E::SIZE } });
                 let mut weight = [S::splat(0.0); R];
                 for (r, weight) in weight.iter_mut().enumerate() {
                     // SAFETY: row r of R rows with a number for each key of a chunk.

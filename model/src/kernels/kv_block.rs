@@ -243,8 +243,8 @@ impl<'a> Write<'a> {
                 }
                 continue;
             }
-            for i in 0..count {
-                let part = Self::part::<S, E>(self.row(self.keys, head, first + i), d, factors[i]);
+            for (i, &factor) in factors.iter().enumerate().take(count) {
+                let part = Self::part::<S, E>(self.row(self.keys, head, first + i), d, factor);
                 let mut buffer = [0u8; LANES * size_of::<f32>()];
                 // SAFETY: the buffer has room for 16 of the widest elements.
                 unsafe { E::store(part, buffer.as_mut_ptr()) };

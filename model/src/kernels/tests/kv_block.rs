@@ -129,7 +129,7 @@ fn bytes_do_not_hide_infinities() {
             let mut row = vec![0.5; 32];
             row[3] = bad;
             let mut block = vec![0; shape.block_bytes()];
-            write_kv(&cpu, &shape, 0, (&row, &vec![0.5; 32]), &mut block).unwrap();
+            write_kv(&cpu, &shape, 0, (&row, &[0.5; 32]), &mut block).unwrap();
             let scale = |at: usize| f32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
             assert!(scale(32).is_nan(), "{bad}");
             // The value of this head, and the key of the other.
