@@ -250,7 +250,12 @@ async fn a_small_model_answers_as_one_engine_whatever_the_cache_looks_like() -> 
     let _alone = ONE_CLUSTER.lock().await;
     let model = tiny_model();
     let mut numbers = Vec::new();
-    for (dtype, name) in [(KvDtypeConfig::F16, "f16"), (KvDtypeConfig::F32, "f32")] {
+    for (dtype, name) in [
+        (KvDtypeConfig::F16, "f16"),
+        (KvDtypeConfig::Bf16, "bf16"),
+        (KvDtypeConfig::Int8, "int8"),
+        (KvDtypeConfig::F32, "f32"),
+    ] {
         let mut reference = Reference::open(&model, dtype)?;
         let cases = cases(&mut reference, &mixed_lengths(100, 240), 48)?;
         let second = cases.iter().filter_map(|case| case.reference.tokens.get(1));
