@@ -1,5 +1,6 @@
 //! Real processes, real clients, and the rules of the repository. Nobody depends on this crate.
 //!
+//! * [`cpu_time`]: CPU time of threads, processes and the machine.
 //! * [`cluster`]: a coordinator and its nodes as processes on loopback, with certificates of their own.
 //! * [`files`]: where binaries and models are.
 //! * [`changed`]: copies of the tiny checkpoint that differ in one thing.
@@ -20,6 +21,7 @@ pub mod ask;
 pub mod changed;
 pub mod client;
 pub mod cluster;
+pub mod cpu_time;
 pub mod exact;
 pub mod files;
 pub mod load;

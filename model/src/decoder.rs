@@ -15,6 +15,8 @@ use crate::kv_pool::StepAccess;
 use crate::tensor_names::{Part, Tensor};
 use crate::weights::{Embedding, WeightError, WeightLoader};
 
+mod cost;
+
 /// A matrix and, where the architecture has one, its bias.
 struct Projection {
     linear: Linear,

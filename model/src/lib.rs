@@ -11,6 +11,7 @@
 //! [`load()`] makes all of this from a file. [`fake::FakeModel`] has the same form and no weights.
 
 pub mod arch;
+mod cost;
 mod decoder;
 pub mod fake;
 pub mod kernels;
@@ -23,6 +24,7 @@ pub mod sampler;
 mod tensor_names;
 mod weights;
 
+pub use cost::{ModelMemory, StepCost};
 pub use load::{LoadError, LoadedModel, load, load_with};
 pub use runner::ModelRunner;
 pub use weights::WeightError;

@@ -8,6 +8,7 @@ use protocol::kv::{KvDtype, KvLayout, ModelIdentity};
 use thiserror::Error;
 
 use crate::arch::{ArchConfig, ArchError};
+use crate::cost::{ModelMemory, StepCost};
 use crate::decoder::Decoder;
 use crate::kernels::{Cpu, KernelError, LinearMode};
 use crate::kv_pool::{KvError, KvPool};
@@ -30,6 +31,10 @@ pub struct LoadedModel {
     pub layout: KvLayout,
     /// Positions the model was made for; longer sequences make no sense.
     pub max_position_embeddings: u32,
+    /// What a step costs at least.
+    pub cost: StepCost,
+    /// What is kept in memory.
+    pub memory: ModelMemory,
 }
 
 /// Why a model could not be loaded.
@@ -141,7 +146,14 @@ pub fn load_with(
         weights_hash,
         numerics,
     };
+    let block_bytes = layout.layer_block_bytes() as u64 * u64::from(layout.num_layers);
+    let memory = ModelMemory {
+        kv_pool: block_bytes * pool.total_blocks() as u64,
+        ..decoder.memory()
+    };
     Ok(LoadedModel {
+        cost: decoder.cost(block_bytes / u64::from(layout.block_tokens)),
+        memory,
         runner: ModelRunner::new(decoder, Arc::clone(&pool), positions),
         pool,
         identity,

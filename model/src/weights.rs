@@ -131,6 +131,11 @@ impl Embedding {
     pub(crate) fn row(&self, token: u32, out: &mut [f32]) -> Result<(), KernelError> {
         embedding_row(self.kind, &self.bytes, token as usize, out)
     }
+
+    /// Bytes that are kept.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
 }
 
 /// Takes tensors out of a model's files, one after the other, and hashes what it takes.

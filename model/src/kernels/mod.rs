@@ -35,6 +35,7 @@ mod norm;
 mod operand;
 mod pack;
 mod plain;
+pub mod roofline;
 mod rope;
 mod shared;
 mod softmax;

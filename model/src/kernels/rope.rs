@@ -48,6 +48,11 @@ impl RopeTable {
         }
     }
 
+    /// Bytes of the table.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&self.values[..])
+    }
+
     /// Frequencies of the plain method: `base^(-2 i / width)` for i in 0..width / 2.
     pub fn plain_frequencies(base: f64, width: usize) -> Vec<f64> {
         let exponent = |i: usize| -((2 * i) as f64) / width as f64;

@@ -1,0 +1,170 @@
+//! The measuring program: what it refuses, and the form of what it finds. Its figures are nobody's test.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, ensure};
+use integration_tests::files::{root, tiny_model};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+fn bench(arguments: &[&str]) -> Result<Output> {
+    Ok(Command::new(env!("CARGO_BIN_EXE_bench"))
+        .args(arguments)
+        .env("PATH", "/nowhere")
+        .output()?)
+}
+
+/// Runs a wrong call; its complaint.
+fn refused(arguments: &[&str]) -> Result<String> {
+    let output = bench(arguments)?;
+    ensure!(!output.status.success(), "{arguments:?} was accepted");
+    Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// A quick run on the tiny model; its JSON and its text.
+fn quick(more: &[&str]) -> Result<(Value, String)> {
+    let dir = TempDir::new()?;
+    let file = dir.path().join("figures.json");
+    let (model, file) = (tiny_model(), file.to_str().context("not UTF-8")?.to_owned());
+    let model = model.to_str().context("not UTF-8")?;
+    let arguments = ["engine", "--quick", "--model", model, "--json", &file];
+    let output = bench(&[&arguments, more].concat())?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(
+        output.status.success(),
+        "{text}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok((serde_json::from_str(&std::fs::read_to_string(file)?)?, text))
+}
+
+#[test]
+fn the_script_names_what_it_can_measure() -> Result<()> {
+    let script = root().join("scripts/bench");
+    for (arguments, complaint) in [
+        (&["speed"][..], "there is no 'speed' to measure; there is: engine"),
+        (&[], "name what to measure: engine"),
+    ] {
+        let output = Command::new(&script).args(arguments).output()?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success());
+        assert!(text.contains(complaint), "{text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn wrong_arguments_are_refused_by_name() -> Result<()> {
+    let model = tiny_model();
+    let model = model.to_str().context("not UTF-8")?;
+    let with = |more: &[&str]| refused(&[&["engine", "--quick", "--model", model], more].concat());
+    for (arguments, words) in [
+        (&["--threads", "0"][..], &["--threads", "0"][..]),
+        (&["--threads", "two"], &["--threads", "two"]),
+        (&["--rounds", "0"], &["--rounds", "0"]),
+        (&["--context", "10"], &["--context", "10"]),
+        (&["--kv-dtype", "f8"], &["kv_dtype", "f8", "f16"]),
+        (&["--set", "engine.nothing=1"], &["engine.nothing"]),
+        (&["--vs", "llama"], &["--vs", "llama-bench"]),
+        (&["--vs", "llama-bench"], &["--vs llama-bench"]),
+        (&["--yardstick", "/nowhere.json"], &["--yardstick", "/nowhere.json"]),
+        (
+            &["--json", "/nowhere/figures.json"],
+            &["--json", "/nowhere/figures.json"],
+        ),
+        (
+            &["--prefill", "600"],
+            &["--prefill 600", "512 positions", "at most 511"],
+        ),
+    ] {
+        let complaint = with(arguments)?;
+        assert!(
+            words.iter().all(|word| complaint.contains(word)),
+            "{arguments:?}: {complaint}"
+        );
+    }
+    assert!(refused(&["engine"])?.contains("--model"));
+    // llama-bench reads files, but there is none on the PATH.
+    let file = Path::new(model).join("config.json");
+    let file = file.to_str().context("not UTF-8")?;
+    let complaint = refused(&["engine", "--model", file, "--vs", "llama-bench"])?;
+    assert!(complaint.contains("llama-bench"), "{complaint}");
+    Ok(())
+}
+
+#[test]
+fn a_quick_run_writes_rows_and_a_roofline() -> Result<()> {
+    let (found, text) = quick(&["--threads", "1,2"])?;
+    let rows = found["rows"].as_array().context("no rows")?;
+    let keys: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            let number = |name: &str| row[name].as_u64().unwrap_or(0);
+            let work = row["work"].as_str().unwrap_or_default();
+            (work, number("tokens"), number("batch"), number("threads"))
+        })
+        .collect();
+    let expected: Vec<_> = [1, 2]
+        .into_iter()
+        .flat_map(|threads| {
+            [
+                ("prefill", 16, 1, threads),
+                ("prefill", 64, 1, threads),
+                ("decode", 64, 1, threads),
+                ("decode", 64, 4, threads),
+            ]
+        })
+        .collect();
+    assert_eq!(keys, expected);
+    for row in rows {
+        assert!(row["tokens_per_s"].as_f64().is_some_and(|speed| speed > 0.0), "{row}");
+        assert!(row["cpu_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{row}");
+        assert!(row["ratio"].is_null(), "{row}");
+        let measured = row["roofline_fraction"].is_number();
+        assert_eq!(measured, cfg!(target_arch = "x86_64"), "{row}");
+    }
+    let peaks = found["roofline"]["peaks"].as_array().context("no peaks")?;
+    assert_eq!(peaks.len(), 2);
+    for peak in peaks {
+        for place in ["l2", "l3", "dram"] {
+            assert!(
+                peak["read_gb_s"][place].as_f64().is_some_and(|rate| rate > 0.0),
+                "{peak}"
+            );
+        }
+    }
+    assert_eq!(found["num_rounds"], json!(1));
+    assert!(found["machine"]["cores"].as_u64().is_some_and(|cores| cores > 0));
+    assert!(
+        text.contains("prefill") && text.contains("decode") && text.contains("roofline"),
+        "{text}"
+    );
+    Ok(())
+}
+
+#[test]
+fn ratios_against_recorded_figures() -> Result<()> {
+    let dir = TempDir::new()?;
+    let file = dir.path().join("before.json");
+    let path = file.to_str().context("not UTF-8")?.to_owned();
+    let row = json!({"work": "prefill", "tokens": 16, "batch": 1, "threads": 1, "tokens_per_s": 0.5});
+    std::fs::write(&file, json!({ "rows": [row] }).to_string())?;
+    let (found, text) = quick(&["--threads", "1", "--yardstick", &path])?;
+    assert!(text.contains("before"), "{text}");
+    let first = &found["rows"][0];
+    let (speed, ratio) = (first["tokens_per_s"].as_f64(), first["ratio"].as_f64());
+    assert_eq!(speed.map(|speed| speed / 0.5), ratio, "{first}");
+    assert!(found["rows"][1]["ratio"].is_null(), "not in the file");
+
+    std::fs::write(
+        &file,
+        json!({ "rows": [{"work": "prefill", "tokens": 16, "batch": 1, "threads": 0}] }).to_string(),
+    )?;
+    let complaint = refused(&["engine", "--model", "x", "--yardstick", &path])?;
+    assert!(
+        complaint.contains("rows[0]") && complaint.contains("threads"),
+        "{complaint}"
+    );
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! Counts a decoder's work and bytes.
+
+use super::{Decoder, Layer, Projection};
+use crate::cost::{ModelMemory, StepCost};
+
+impl Layer {
+    fn projections(&self) -> [&Projection; 7] {
+        [
+            &self.query,
+            &self.key,
+            &self.value,
+            &self.output,
+            &self.gate,
+            &self.up,
+            &self.down,
+        ]
+    }
+}
+
+impl Decoder {
+    /// What a step costs at least. `kv_bytes` is the size of one position's K and V in all layers.
+    pub(crate) fn cost(&self, kv_bytes: u64) -> StepCost {
+        let linears = || {
+            let projections = self.layers.iter().flat_map(Layer::projections);
+            projections.map(|projection| &projection.linear)
+        };
+        let config = &self.config;
+        StepCost {
+            layer_macs: linears().map(|linear| (linear.n() * linear.k()) as u64).sum(),
+            head_macs: (self.head.n() * self.head.k()) as u64,
+            attention_macs: (2 * config.num_layers * config.num_heads * config.head_dim) as u64,
+            layer_bytes: linears().map(|linear| linear.bytes() as u64).sum(),
+            head_bytes: self.head.bytes() as u64,
+            kv_bytes,
+        }
+    }
+
+    /// What is kept in memory, but for the KV pool.
+    pub(crate) fn memory(&self) -> ModelMemory {
+        let cost = self.cost(0);
+        let floats = |values: &Vec<f32>| (values.len() * size_of::<f32>()) as u64;
+        let layer = |layer: &Layer| {
+            let biases = layer.projections().into_iter().filter_map(|p| p.bias.as_ref());
+            floats(&layer.attention_norm) + floats(&layer.ffn_norm) + biases.map(floats).sum::<u64>()
+        };
+        let vectors: u64 = self.layers.iter().map(layer).sum();
+        ModelMemory {
+            weights: cost.layer_bytes + cost.head_bytes,
+            embedding: self.embedding.bytes() as u64,
+            tables: vectors + floats(&self.output_norm) + self.rope.bytes() as u64,
+            kv_pool: 0,
+        }
+    }
+}
