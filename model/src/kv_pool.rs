@@ -129,6 +129,12 @@ impl KvPool {
         &self.layout
     }
 
+    /// Where the arena lies, for asking the system about its pages.
+    pub fn address_range(&self) -> Range<usize> {
+        let start = self.base.addr();
+        start..start + self.layout.block_bytes() * self.total_blocks()
+    }
+
     /// Number of blocks.
     pub fn total_blocks(&self) -> usize {
         self.total_blocks as usize

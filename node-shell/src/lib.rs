@@ -14,6 +14,7 @@ pub mod engine_thread;
 pub mod handle;
 pub mod job;
 mod membership;
+pub mod memory;
 pub mod process;
 mod queue;
 pub mod stats;

@@ -9,6 +9,7 @@ use config::{Config, ConfigError};
 use engine::engine::Engine;
 use engine::limits::{EngineLimits, LimitsError};
 use engine::runner::Runner;
+use model::ModelMemory;
 use model::kv_pool::KvPool;
 use protocol::PROTOCOL_VERSION;
 use protocol::control::{Hello, Job};
@@ -27,6 +28,7 @@ use crate::engine_thread::{self, EngineThread};
 use crate::handle::EngineHandle;
 use crate::job::{JobGone, JobStream};
 use crate::membership::Member;
+use crate::memory;
 
 /// What makes a node a prefill or a decode node.
 pub trait NodeRole: Send + Sync + 'static {
@@ -94,6 +96,8 @@ pub struct NodeModel {
     pub identity: ModelIdentity,
     /// Longest sequence of the model, in tokens.
     pub max_position_embeddings: usize,
+    /// What it keeps in memory.
+    pub memory: ModelMemory,
 }
 
 /// What a role builds itself from.
@@ -128,6 +132,7 @@ pub fn load_model(config: &Config) -> Result<NodeModel, NodeError> {
         pool: loaded.pool,
         identity: loaded.identity,
         max_position_embeddings: loaded.max_position_embeddings as usize,
+        memory: loaded.memory,
     })
 }
 
@@ -182,6 +187,7 @@ impl<R: NodeRole> Node<R> {
             max_num_seqs: u32::try_from(config.engine.max_num_seqs).unwrap_or(u32::MAX),
             max_seq_len: u32::try_from(max_seq_len).unwrap_or(u32::MAX),
         };
+        memory::watch(model.memory, Arc::clone(&model.pool), shutdown.clone());
         let context = NodeContext {
             clock: Clock,
             shutdown: shutdown.clone(),

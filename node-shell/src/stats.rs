@@ -5,6 +5,7 @@ use std::time::Duration;
 use engine::stats::EngineStats;
 
 use crate::handle::EngineLoad;
+use crate::memory::MemoryReport;
 
 /// Time of one engine step, in seconds.
 pub const STEP_SECONDS: &str = "baton_engine_step_seconds";
@@ -55,6 +56,28 @@ pub(crate) fn cache(before: &CacheCounts, now: &CacheCounts) {
     metrics::counter!(CACHE_QUERIES_TOTAL).increment(now.queried_tokens - before.queried_tokens);
     metrics::counter!(CACHE_HITS_TOTAL).increment(now.hit_tokens - before.hit_tokens);
     metrics::counter!(CACHE_EVICTIONS_TOTAL).increment(now.evictions - before.evictions);
+}
+
+/// Resident memory in bytes; label `part` is `weights`, `embedding`, `tables`, `kv_pool` or `other`. Their sum is all of it.
+pub const MEMORY_BYTES: &str = "baton_memory_bytes";
+/// Resident memory on huge pages, in bytes.
+pub const MEMORY_HUGE_PAGES_BYTES: &str = "baton_memory_huge_pages_bytes";
+/// What the KV pool takes once all of it has been used, in bytes.
+pub const KV_POOL_BYTES: &str = "baton_kv_pool_bytes";
+
+pub(crate) fn memory(report: &MemoryReport) {
+    let parts = [
+        ("weights", report.weights),
+        ("embedding", report.embedding),
+        ("tables", report.tables),
+        ("kv_pool", report.kv_pool),
+        ("other", report.other),
+    ];
+    for (part, bytes) in parts {
+        metrics::gauge!(MEMORY_BYTES, "part" => part).set(bytes as f64);
+    }
+    metrics::gauge!(MEMORY_HUGE_PAGES_BYTES).set(report.huge_pages as f64);
+    metrics::gauge!(KV_POOL_BYTES).set(report.kv_pool_size as f64);
 }
 
 pub(crate) fn load(load: &EngineLoad) {
