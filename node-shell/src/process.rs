@@ -86,6 +86,12 @@ pub enum NodeError {
     EngineDied,
 }
 
+impl NodeError {
+    fn system(what: &'static str, source: std::io::Error) -> Self {
+        Self::System { what, source }
+    }
+}
+
 /// A loaded model, ready to be run: the real one, or a stand-in of tests.
 pub struct NodeModel {
     /// Computes steps.
@@ -168,13 +174,8 @@ impl<R: NodeRole> Node<R> {
         let layout = *model.pool.layout();
         let core = config::cores(&config.engine.cores).and_then(|cores| cores.first().copied());
         let queue = 2 * config.node.max_jobs + 16;
-        let (engine, thread) =
-            engine_thread::start(Engine::new(limits)?, model.runner, Clock, queue, core).map_err(|source| {
-                NodeError::System {
-                    what: "cannot start the engine thread",
-                    source,
-                }
-            })?;
+        let (engine, thread) = engine_thread::start(Engine::new(limits)?, model.runner, Clock, queue, core)
+            .map_err(|source| NodeError::system("cannot start the engine thread", source))?;
         let hello = Hello {
             protocol_version: PROTOCOL_VERSION,
             node,

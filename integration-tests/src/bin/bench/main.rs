@@ -2,7 +2,12 @@
 #![allow(clippy::print_stdout, reason = "a measuring program prints its figures")]
 
 mod engine;
+mod gaps;
+mod interfere;
 mod machine;
+mod memory;
+mod mixed;
+mod pin;
 mod report;
 mod roofline;
 mod unit;
@@ -23,10 +28,16 @@ struct Args {
 enum What {
     /// Prefill and decode speed of the engine, beside what the machine can do.
     Engine(engine::Args),
+    /// What prompts do to running decodes: on nodes of their own, and on one node for both.
+    Interfere(interfere::Args),
+    /// Resident memory of a prefill and a decode node, as started and with the KV pool used.
+    Memory(memory::Args),
 }
 
 fn main() -> Result<()> {
     match Args::parse().what {
         What::Engine(args) => engine::run(&args),
+        What::Interfere(args) => interfere::run(&args),
+        What::Memory(args) => memory::run(&args),
     }
 }

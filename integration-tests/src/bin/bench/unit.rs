@@ -64,6 +64,7 @@ impl Unit {
         let each = (shapes.context + MARGIN).next_multiple_of(block) + block;
         let most = shapes.batches.iter().max().copied().unwrap_or(1);
         let longest = shapes.prompts.iter().max().copied().unwrap_or(1).max(shapes.context) + MARGIN;
+        settings.kv_pool_bytes = 0;
         settings.kv_pool_tokens = (each * (most + 1)).max(longest.next_multiple_of(block) + block);
         settings.max_num_seqs = settings.max_num_seqs.max(most);
         settings.max_batch_tokens = settings.max_batch_tokens.max(settings.max_num_seqs);
@@ -85,6 +86,8 @@ impl Unit {
             max_num_seqs: settings.max_num_seqs,
             max_batch_tokens: settings.max_batch_tokens,
             prefill_chunk_tokens: settings.prefill_chunk_tokens,
+            mixed_prefill_tokens: settings.mixed_prefill_tokens,
+            prefix_cache: settings.prefix_cache,
             max_seq_len: longest,
         };
         Ok(Self {
@@ -225,5 +228,6 @@ fn spec(token_ids: Vec<u32>, prompt_len: usize, max_tokens: usize, on_finish: On
         prompt_logprobs: false,
         on_finish,
         first_only: false,
+        cache_key: 0,
     }
 }

@@ -1,0 +1,209 @@
+//! The other half of `scripts/bench interfere`: prompts and running decodes on one engine, as on a decode node that has
+//! to compute a prompt itself because no prefill node is left. The engine's own thread is driven, without a network.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use config::Config;
+use engine::engine::Engine;
+use engine::limits::EngineLimits;
+use engine::sequence::{OnFinish, SequenceSpec};
+use node_shell::engine_thread::{self, SequenceEvent};
+use node_shell::handle::{EngineHandle, SequenceStream};
+use protocol::sampling::{SamplingParams, StopRules};
+use runtime::clock::Clock;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use crate::gaps::Gaps;
+use crate::pin;
+use crate::report::median;
+
+/// Tokens that each stream may generate.
+const ROOM: usize = 4096;
+/// How long a calm window lasts, before each prompt.
+const CALM: Duration = Duration::from_millis(1500);
+
+/// What is measured.
+pub(crate) struct Setting {
+    pub(crate) config: Config,
+    /// Streams that decode.
+    pub(crate) streams: usize,
+    /// Tokens each of them starts with.
+    pub(crate) context: usize,
+    /// Tokens of the prompts.
+    pub(crate) prompt: usize,
+    /// Prompts, each after a calm window.
+    pub(crate) rounds: usize,
+    /// The engine's core.
+    pub(crate) core: usize,
+}
+
+/// An engine thread, and the made-up prompts for it.
+struct Node {
+    handle: EngineHandle,
+    vocab: u64,
+    prompts: u64,
+}
+
+/// Measures and prints.
+pub(crate) async fn run(setting: &Setting) -> Result<Value> {
+    let mut engine = setting.config.engine.clone();
+    let each = setting.context + ROOM + engine.kv_block_tokens;
+    engine.kv_pool_bytes = 0;
+    engine.kv_pool_tokens = (each * setting.streams + 2 * setting.prompt).next_multiple_of(engine.kv_block_tokens);
+    let longest = each.max(setting.prompt + 2);
+    let loaded = model::load(&setting.config.model, &engine, longest)?;
+    let limits = EngineLimits {
+        total_blocks: loaded.pool.total_blocks(),
+        block_tokens: engine.kv_block_tokens,
+        max_num_seqs: engine.max_num_seqs,
+        max_batch_tokens: engine.max_batch_tokens,
+        prefill_chunk_tokens: engine.prefill_chunk_tokens,
+        mixed_prefill_tokens: engine.mixed_prefill_tokens,
+        prefix_cache: engine.prefix_cache,
+        max_seq_len: longest.min(loaded.max_position_embeddings as usize),
+    };
+    let (handle, thread) = engine_thread::start(Engine::new(limits)?, Box::new(loaded.runner), Clock, 64, None)?;
+    pin::to_core(std::process::id(), setting.core)?;
+    println!(
+        "one mixed node on core {}: {} threads, {} decodes from {} tokens on, prompts of {} tokens",
+        setting.core, engine.threads, setting.streams, setting.context, setting.prompt
+    );
+    let mut node = Node {
+        handle: handle.clone(),
+        vocab: u64::from(loaded.identity.vocab_size),
+        prompts: 0,
+    };
+    let found = measure(setting, &mut node).await;
+    handle.close();
+    let joined = tokio::task::spawn_blocking(move || thread.join()).await?;
+    anyhow::ensure!(joined, "the engine thread has panicked");
+    found
+}
+
+async fn measure(setting: &Setting, node: &mut Node) -> Result<Value> {
+    // Alone, for what a prompt's tokens cost.
+    let start = Clock.now();
+    node.first_token(setting.prompt).await?;
+    let alone = start.elapsed();
+    let mut followers: Vec<JoinHandle<Vec<Instant>>> = Vec::new();
+    let mut stop = Vec::new();
+    for _ in 0..setting.streams {
+        let mut stream = node.add(setting.context, ROOM).await?;
+        next_token(&mut stream).await?;
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        stop.push(sender);
+        followers.push(tokio::spawn(follow(stream, receiver)));
+    }
+    let mut windows = Vec::new();
+    for _ in 0..setting.rounds {
+        tokio::time::sleep(CALM / 5).await;
+        let calm_from = Clock.now();
+        tokio::time::sleep(CALM).await;
+        let from = Clock.now();
+        node.first_token(setting.prompt).await?;
+        windows.push((calm_from, from, Clock.now()));
+    }
+    for sender in stop {
+        // A follower that is gone has told its times already.
+        let _gone = sender.send(());
+    }
+    let mut streams = Vec::new();
+    for follower in followers {
+        streams.push(follower.await?);
+    }
+    let mut rounds = Vec::new();
+    for (calm_from, from, to) in windows {
+        let (calm, busy) = (
+            Gaps::between(&streams, calm_from, from),
+            Gaps::between(&streams, from, to),
+        );
+        println!("  calm: {}", calm.to_text());
+        println!(
+            "  while a prompt is computed, {:.2} s: {}",
+            (to - from).as_secs_f64(),
+            busy.to_text()
+        );
+        rounds.push((calm, busy, to - from));
+    }
+    Ok(report(setting, alone, &rounds))
+}
+
+fn report(setting: &Setting, alone: Duration, rounds: &[(Gaps, Gaps, Duration)]) -> Value {
+    let of = |pick: &dyn Fn(&(Gaps, Gaps, Duration)) -> f64| median(rounds.iter().map(pick).collect());
+    let (calm, worst) = (of(&|round| round.0.quantile(0.5)), of(&|round| round.1.largest()));
+    let during = of(&|round| round.1.quantile(0.5));
+    let each = 1e3 * alone.as_secs_f64() / setting.prompt as f64;
+    // The delay, in tokens of a prompt that is computed alone.
+    let rows = (worst - calm) / each;
+    let budget = setting.config.engine.mixed_prefill_tokens;
+    println!(
+        "one mixed node: gap p50 {calm:.2} ms calm, {during:.2} ms while a prompt is computed, worst {worst:.2} ms: a delay worth \
+         {rows:.0} of the prompt's tokens ({each:.3} ms each when alone), budget engine.mixed_prefill_tokens = {budget}; prompt {:.2} s against {:.2} s alone (medians of {} rounds)",
+        of(&|round| round.2.as_secs_f64()),
+        alone.as_secs_f64(),
+        rounds.len()
+    );
+    json!({
+        "calm_p50_ms": calm,
+        "during_p50_ms": during,
+        "worst_ms": worst,
+        "delay_rows": rows,
+        "budget_rows": budget,
+        "prompt_s": of(&|round| round.2.as_secs_f64()),
+        "prompt_alone_s": alone.as_secs_f64(),
+    })
+}
+
+/// When each token of a stream came, until told to stop.
+async fn follow(mut stream: SequenceStream, mut stop: tokio::sync::oneshot::Receiver<()>) -> Vec<Instant> {
+    let mut times = Vec::new();
+    loop {
+        tokio::select! {
+            _ = &mut stop => return times,
+            event = stream.next() => match event {
+                Some(SequenceEvent::Token(_)) => times.push(Clock.now()),
+                Some(SequenceEvent::Failed(_)) | None => return times,
+            },
+        }
+    }
+}
+
+async fn next_token(stream: &mut SequenceStream) -> Result<()> {
+    match stream.next().await.context("the engine has ended")? {
+        SequenceEvent::Token(_) => Ok(()),
+        SequenceEvent::Failed(problem) => bail!("a sequence failed: {problem}"),
+    }
+}
+
+impl Node {
+    async fn add(&mut self, tokens: usize, max_tokens: usize) -> Result<SequenceStream> {
+        self.prompts += 1;
+        let salt = self.prompts * 101;
+        let token = |i: u64| ((i * i * 31 + i * 7 + salt) % self.vocab) as u32;
+        let spec = SequenceSpec {
+            token_ids: (0..tokens as u64).map(token).collect(),
+            prompt_len: tokens,
+            sampling: Arc::new(SamplingParams::greedy()),
+            stop: StopRules {
+                max_tokens: u32::try_from(max_tokens)?,
+                eos_token_ids: Vec::new(),
+                ignore_eos: true,
+                stop_token_ids: Vec::new(),
+            },
+            prompt_logprobs: false,
+            on_finish: OnFinish::Release,
+            first_only: false,
+            cache_key: 0,
+        };
+        Ok(self.handle.add(spec, None).await?)
+    }
+
+    /// Computes a prompt to its first token.
+    async fn first_token(&mut self, tokens: usize) -> Result<()> {
+        let mut stream = self.add(tokens, 1).await?;
+        next_token(&mut stream).await
+    }
+}
