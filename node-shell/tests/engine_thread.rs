@@ -332,15 +332,17 @@ async fn a_tap_is_told_before_the_blocks_of_its_sequence_are_written_by_others()
     let (handle, _thread) = start(engine, Box::new(runner), Clock, 64, None).expect("a thread");
     // Two that start at the same time and grow beyond the forecast; the younger one loses its blocks.
     let mut old = handle.add(spec(&[1; 20], 400), None).await.expect("added");
-    sender.send(()).expect("the runner lives");
     let (notes, heard) = sync_channel(10_000);
-    let mut young = handle
-        .add(spec(&[2; 20], 400), Some(Box::new(Notes(notes))))
-        .await
-        .expect("added");
-    for _ in 0..4_999 {
+    let adding = {
+        let handle = handle.clone();
+        tokio::spawn(async move { handle.add(spec(&[2; 20], 400), Some(Box::new(Notes(notes)))).await })
+    };
+    // The command is in the queue while the thread waits in its first step.
+    tokio::task::yield_now().await;
+    for _ in 0..5_000 {
         sender.send(()).expect("the runner lives");
     }
+    let mut young = adding.await.expect("no panic").expect("added");
     let (a, b) = tokio::join!(tokens(&mut old), tokens(&mut young));
     assert_eq!((a.len(), b.len()), (400, 400));
     drop((old, young));
