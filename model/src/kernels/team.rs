@@ -207,6 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[allow(clippy::disallowed_methods, reason = "helpers fall asleep only while time passes")]
     fn every_share_is_done_once_in_every_call() {
         for helpers in [0, 1, 3] {
             let team = Team::new(helpers, &[]).unwrap();
