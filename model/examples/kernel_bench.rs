@@ -8,7 +8,8 @@ use std::time::Instant;
 
 use engine::plan::BlockId;
 use model::kernels::{
-    AttentionShape, Cpu, CpuLevel, GgmlType, KvShape, Linear, LinearMode, PagedAttention, Scratch, SequenceRows,
+    AttentionShape, Cpu, CpuLevel, GgmlType, KvShape, Linear, LinearMode, Operand, PagedAttention, Rows, Scratch,
+    SequenceRows, Target, int8_peak, products as multiply,
 };
 use model::kv_pool::KvPool;
 use protocol::kv::{KvDtype, KvLayout};
@@ -38,40 +39,78 @@ fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
+/// Types with kernels of their own.
+const TYPES: [GgmlType; 10] = [
+    GgmlType::Q4_0,
+    GgmlType::Q4_1,
+    GgmlType::Q5_0,
+    GgmlType::Q5_1,
+    GgmlType::Q8_0,
+    GgmlType::Q4K,
+    GgmlType::Q5K,
+    GgmlType::Q6K,
+    GgmlType::F16,
+    GgmlType::Bf16,
+];
+
 /// A tensor of legal blocks: pseudo-random quants, scale (and minimum) 1/64.
 fn tensor(ggml_type: GgmlType, n: usize, k: usize) -> Result<Vec<u8>> {
     let mut bytes: Vec<u8> = numbers(ggml_type.row_bytes(k)? * n)
         .iter()
         .map(|x| (x * 127.0) as i8 as u8)
         .collect();
+    let scales: &[usize] = match ggml_type {
+        GgmlType::Q6K => &[208],
+        GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q8_0 | GgmlType::F16 | GgmlType::Bf16 => &[0],
+        _ => &[0, 2],
+    };
     for block in bytes.chunks_exact_mut(ggml_type.block_bytes()) {
-        let header = if ggml_type == GgmlType::Q4_1 { 4 } else { 2 };
-        for half in block[..header].chunks_exact_mut(2) {
-            half.copy_from_slice(&0x2400u16.to_le_bytes());
+        for &at in scales {
+            block[at..at + 2].copy_from_slice(&0x2400u16.to_le_bytes());
         }
     }
     Ok(bytes)
 }
 
-fn products(cpu: &Cpu, n: usize, k: usize) -> Result<()> {
-    let mut scratch = Scratch::default();
-    let f32s = Linear::from_f32(n, k, &numbers(n * k))?;
-    let mut named = vec![("f32", f32s)];
-    for ggml_type in [GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q8_0] {
+/// Operations per second of integer products alone, in billions, on one thread.
+fn peak(cpu: &Cpu) -> Result<f64> {
+    let mut operations = 0;
+    let seconds = best(|| {
+        operations = int8_peak(cpu, 20_000);
+        Ok(())
+    })?;
+    Ok(operations as f64 / seconds / 1e9)
+}
+
+/// Products of all types, one size, of rows that are rounded already. `peak` is that of integer products on all threads.
+fn products(cpu: &Cpu, peak: f64, n: usize, k: usize, batches: &[usize]) -> Result<()> {
+    let mut operand = Operand::default();
+    let mut named = vec![("f32".to_owned(), Linear::from_f32(n, k, &numbers(n * k))?)];
+    for ggml_type in TYPES.into_iter().filter(|t| k.is_multiple_of(t.block_len())) {
         let data = tensor(ggml_type, n, k)?;
-        named.push((
-            ggml_type.as_str(),
-            Linear::from_ggml(ggml_type, n, k, &data, LinearMode::Quantised)?,
-        ));
+        for (mode, suffix) in [(LinearMode::Quantised, ""), (LinearMode::Precise, " precise")] {
+            // Both ends of the usual types, in the mode of two passes.
+            if mode == LinearMode::Quantised || matches!(ggml_type, GgmlType::Q4_1 | GgmlType::Q8_0) {
+                let name = format!("{}{suffix}", ggml_type.as_str());
+                named.push((name, Linear::from_ggml(ggml_type, n, k, &data, mode)?));
+            }
+        }
+    }
+    for (name, linear) in named.iter().filter(|(name, _)| name.starts_with("Q4_1")) {
+        let x = numbers(64 * k);
+        let seconds = best(|| Ok(operand.prepare(cpu, Rows::Plain(&x), &[linear])?))?;
+        println!("{name:12} rounding 64 rows of {k}: {:9.1} us", seconds * 1e6);
     }
     for (name, linear) in &named {
-        for m in [1, 4, 16, 64, 512] {
+        for &m in batches {
             let (x, mut y) = (numbers(m * k), vec![0.0; m * n]);
-            let seconds = best(|| Ok(linear.forward(cpu, &x, m, &mut y, &mut scratch)?))?;
+            operand.prepare(cpu, Rows::Plain(&x), &[linear])?;
+            let seconds = best(|| Ok(multiply(cpu, &operand, [(linear, Target::Store(&mut y))])?))?;
             let gflops = 2.0 * (m * n * k) as f64 / seconds / 1e9;
             let gb = linear.bytes() as f64 / seconds / 1e9;
+            let share = 100.0 * gflops / peak;
             println!(
-                "{name:5} {k} -> {n} m={m:<4} {gflops:7.1} GFLOP/s {:9.1} us, {gb:6.1} GB/s of weights",
+                "{name:12} {k} -> {n} m={m:<4} {gflops:7.1} GFLOP/s = {share:5.1} % of the int8 peak {:9.1} us, {gb:6.1} GB/s of weights",
                 seconds * 1e6
             );
         }
@@ -81,7 +120,7 @@ fn products(cpu: &Cpu, n: usize, k: usize) -> Result<()> {
 
 /// Decoding's way to read weights: about 96 MB of matrices, one row each.
 fn streamed(cpu: &Cpu, ggml_type: GgmlType, m: usize) -> Result<()> {
-    let (n, k) = (1536, 576);
+    let (n, k) = (1536, 768);
     let data = tensor(ggml_type, n, k)?;
     let copies = 96_000_000 / data.len();
     let pack = |_| Linear::from_ggml(ggml_type, n, k, &data, LinearMode::Quantised);
@@ -285,10 +324,16 @@ fn main() -> Result<()> {
 }
 
 fn all_products(cpu: &Cpu) -> Result<()> {
+    let peak = peak(cpu)? * cpu.threads() as f64;
+    println!("int8 peak {peak:.0} Gop/s");
+    // SmolLM2-135M's feed-forward, then Gemma 3 270M's.
     for (n, k) in [(1536, 576), (576, 1536)] {
-        products(cpu, n, k)?;
+        products(cpu, peak, n, k, &[1, 4, 16, 64, 512])?;
     }
-    for ggml_type in [GgmlType::Q4_1, GgmlType::Q8_0] {
+    for (n, k) in [(2048, 640), (640, 2048)] {
+        products(cpu, peak, n, k, &[1, 64])?;
+    }
+    for ggml_type in TYPES {
         for m in [1, 4, 16] {
             streamed(cpu, ggml_type, m)?;
         }

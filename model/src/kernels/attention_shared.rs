@@ -233,7 +233,7 @@ impl SharedKernel<'_> {
         let padded = lines * LANES;
         let keys = &self.running.keys[tiles.start * padded..tiles.end * padded];
         let q = &self.running.q[query_rows.start * lines..query_rows.end * lines];
-        let product = Product {
+        let product: Product = Product {
             w: keys.as_ptr().cast(),
             w_tile: padded * LANES,
             w_k: LANES,
@@ -291,7 +291,7 @@ impl SharedKernel<'_> {
         }
         let lines = self.call.shape.lines();
         let padded = lines * LANES;
-        let product = Product {
+        let product: Product = Product {
             w: self.running.values[keys.start * lines..keys.end * lines]
                 .as_ptr()
                 .cast(),

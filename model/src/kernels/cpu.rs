@@ -15,6 +15,8 @@ pub enum CpuLevel {
     Portable,
     /// x86 AVX2 with FMA and F16C.
     Avx2,
+    /// The same with AVX-VNNI for integer products.
+    AvxVnni,
     /// x86 AVX-512 F, BW and VL; integer products as with AVX2.
     Avx512,
     /// The same with VNNI for integer products.
@@ -23,10 +25,22 @@ pub enum CpuLevel {
 
 impl CpuLevel {
     /// All levels, from least to most capable.
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Vnni];
+    pub const ALL: [Self; 5] = [
+        Self::Portable,
+        Self::Avx2,
+        Self::AvxVnni,
+        Self::Avx512,
+        Self::Avx512Vnni,
+    ];
 
     /// The best level of this CPU.
     pub fn detect() -> Self {
+        let found = Self::ALL.into_iter().rev().find(|level| level.is_supported());
+        found.unwrap_or(Self::Portable)
+    }
+
+    /// Whether this CPU has the level.
+    pub fn is_supported(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 =
@@ -35,17 +49,18 @@ impl CpuLevel {
                 && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512vl");
-            if avx512 && is_x86_feature_detected!("avx512vnni") {
-                return Self::Avx512Vnni;
-            }
-            if avx512 {
-                return Self::Avx512;
-            }
-            if avx2 {
-                return Self::Avx2;
+            match self {
+                Self::Portable => true,
+                Self::Avx2 => avx2,
+                Self::AvxVnni => avx2 && is_x86_feature_detected!("avxvnni"),
+                Self::Avx512 => avx512,
+                Self::Avx512Vnni => avx512 && is_x86_feature_detected!("avx512vnni"),
             }
         }
-        Self::Portable
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            self == Self::Portable
+        }
     }
 
     /// The level's word in a model identity.
@@ -53,6 +68,7 @@ impl CpuLevel {
         match self {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avx-vnni",
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512-vnni",
         }
@@ -98,8 +114,8 @@ impl Cpu {
     }
 
     fn start(level: CpuLevel, threads: usize, cores: &[usize]) -> Result<Self, KernelError> {
-        let best = CpuLevel::detect();
-        if level > best {
+        if !level.is_supported() {
+            let best = CpuLevel::detect();
             return Err(KernelError::UnsupportedLevel { wanted: level, best });
         }
         if threads == 0 || threads > KernelError::MAX_THREADS {

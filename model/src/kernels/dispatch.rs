@@ -29,12 +29,13 @@ pub(super) fn run<K: Kernel>(cpu: &Cpu, kernel: K) -> K::Output {
         CpuLevel::Portable => kernel.run::<Portable>(),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a `Cpu` has a level only if the CPU has its instructions.
-        CpuLevel::Avx2 => unsafe { avx2(kernel) },
+        CpuLevel::Avx2 | CpuLevel::AvxVnni => unsafe { avx2(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         CpuLevel::Avx512 | CpuLevel::Avx512Vnni => unsafe { avx512(kernel) },
+        // No `Cpu` has another architecture's level.
         #[cfg(not(target_arch = "x86_64"))]
-        CpuLevel::Avx2 | CpuLevel::Avx512 | CpuLevel::Avx512Vnni => kernel.run::<Portable>(),
+        CpuLevel::Avx2 | CpuLevel::AvxVnni | CpuLevel::Avx512 | CpuLevel::Avx512Vnni => kernel.run::<Portable>(),
     }
 }
 
@@ -47,16 +48,20 @@ pub(super) fn run_int<K: IntKernel>(cpu: &Cpu, kernel: K) -> K::Output {
         CpuLevel::Avx2 | CpuLevel::Avx512 => unsafe { avx2_int(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
+        CpuLevel::AvxVnni => unsafe { avx_vnni_int(kernel) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
         CpuLevel::Avx512Vnni => unsafe { avx512_int(kernel) },
+        // No `Cpu` has another architecture's level.
         #[cfg(not(target_arch = "x86_64"))]
-        CpuLevel::Avx2 | CpuLevel::Avx512 | CpuLevel::Avx512Vnni => kernel.run::<Portable>(),
+        CpuLevel::Avx2 | CpuLevel::AvxVnni | CpuLevel::Avx512 | CpuLevel::Avx512Vnni => kernel.run::<Portable>(),
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn avx2<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<Avx2>()
+    kernel.run::<Avx2<false>>()
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -68,11 +73,17 @@ fn avx512<K: Kernel>(kernel: K) -> K::Output {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn avx2_int<K: IntKernel>(kernel: K) -> K::Output {
-    kernel.run::<Avx2>()
+    kernel.run::<Avx2<false>>()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn avx512_int<K: IntKernel>(kernel: K) -> K::Output {
     kernel.run::<Avx512>()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avxvnni,avx2,fma,f16c")]
+fn avx_vnni_int<K: IntKernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx2<true>>()
 }

@@ -34,6 +34,14 @@ pub enum KernelError {
         /// What went wrong.
         reason: String,
     },
+    /// The system has no memory left.
+    #[error("kernels: cannot get {bytes} bytes for weights: {reason}")]
+    Memory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// What went wrong.
+        reason: String,
+    },
     /// A slice or dimension has the wrong size.
     #[error("kernels: {what} is {found}, must be {expected}")]
     Shape {

@@ -7,12 +7,54 @@
     reason = "a register tile reads and writes with strides, through pointers"
 )]
 
+use half::{bf16, f16};
+
 use super::lanes::{LANES, Lanes};
 
-/// y\[r\]\[16 t + c\] (+)= sum over i of x\[r\]\[i\] * w\[t\]\[i\]\[c\]. Strides are in f32.
+/// Weights of 16 columns, read as f32.
+pub(super) trait Weights16: Copy {
+    /// Whether there are register tiles for every number of rows, or only for 1, 2, 4 and 8: code is large.
+    const ALL_HEIGHTS: bool;
+
+    /// # Safety
+    /// `p` must be good for reading 16 weights; no alignment is needed.
+    unsafe fn load<S: Lanes>(p: *const Self) -> S;
+}
+
+impl Weights16 for f32 {
+    const ALL_HEIGHTS: bool = true;
+
+    #[inline(always)]
+    unsafe fn load<S: Lanes>(p: *const Self) -> S {
+        // SAFETY: as the caller says.
+        unsafe { S::load(p) }
+    }
+}
+
+impl Weights16 for f16 {
+    const ALL_HEIGHTS: bool = false;
+
+    #[inline(always)]
+    unsafe fn load<S: Lanes>(p: *const Self) -> S {
+        // SAFETY: as the caller says.
+        unsafe { S::load_f16(p.cast()) }
+    }
+}
+
+impl Weights16 for bf16 {
+    const ALL_HEIGHTS: bool = false;
+
+    #[inline(always)]
+    unsafe fn load<S: Lanes>(p: *const Self) -> S {
+        // SAFETY: as the caller says.
+        unsafe { S::load_bf16(p.cast()) }
+    }
+}
+
+/// y\[r\]\[16 t + c\] (+)= sum over i of x\[r\]\[i\] * w\[t\]\[i\]\[c\]. Strides are in elements.
 #[derive(Clone, Copy)]
-pub(super) struct Product {
-    pub(super) w: *const f32,
+pub(super) struct Product<W = f32> {
+    pub(super) w: *const W,
     pub(super) w_tile: usize,
     pub(super) w_k: usize,
     pub(super) k: usize,
@@ -26,7 +68,7 @@ pub(super) struct Product {
     pub(super) prefetch: bool,
 }
 
-impl Product {
+impl<W: Weights16> Product<W> {
     /// The same product further down and to the right.
     #[inline(always)]
     fn at(&self, row: usize, tile: usize) -> Self {
@@ -50,7 +92,7 @@ impl Product {
         // With few rows, more tiles side by side keep as many accumulators busy.
         let wide = match rows {
             1 => 4 * S::TILES,
-            2..=4 => 2 * S::TILES,
+            2..=4 if const { W::ALL_HEIGHTS } => 2 * S::TILES,
             _ => S::TILES,
         };
         while tile < tiles {
@@ -61,7 +103,10 @@ impl Product {
             };
             let mut row = 0;
             while row < rows {
-                let height = S::ROWS.min(rows - row);
+                let mut height = S::ROWS.min(rows - row);
+                if const { !W::ALL_HEIGHTS } {
+                    height = 1 << height.ilog2();
+                }
                 // SAFETY: rows and tiles stay within those the caller vouches for.
                 unsafe { self.at(row, tile).block::<S>(height, width) };
                 row += height;
@@ -77,27 +122,27 @@ impl Product {
         // SAFETY: passed on from the caller; each arm covers exactly `rows` x `tiles`.
         unsafe {
             match (rows, tiles) {
-                (1, 8) => self.register_tile::<S, 1, 8>(),
+                (1, 8) if const { S::TILES > 1 } => self.register_tile::<S, 1, 8>(),
                 (1, 4) => self.register_tile::<S, 1, 4>(),
-                (2, 4) => self.register_tile::<S, 2, 4>(),
-                (3, 4) => self.register_tile::<S, 3, 4>(),
-                (4, 4) => self.register_tile::<S, 4, 4>(),
+                (2, 4) if const { W::ALL_HEIGHTS && S::TILES > 1 } => self.register_tile::<S, 2, 4>(),
+                (3, 4) if const { W::ALL_HEIGHTS && S::TILES > 1 } => self.register_tile::<S, 3, 4>(),
+                (4, 4) if const { W::ALL_HEIGHTS && S::TILES > 1 } => self.register_tile::<S, 4, 4>(),
                 (1, 2) => self.register_tile::<S, 1, 2>(),
                 (2, 2) => self.register_tile::<S, 2, 2>(),
-                (3, 2) => self.register_tile::<S, 3, 2>(),
+                (3, 2) if const { W::ALL_HEIGHTS } => self.register_tile::<S, 3, 2>(),
                 (4, 2) => self.register_tile::<S, 4, 2>(),
-                (5, 2) => self.register_tile::<S, 5, 2>(),
-                (6, 2) => self.register_tile::<S, 6, 2>(),
-                (7, 2) => self.register_tile::<S, 7, 2>(),
-                (8, 2) => self.register_tile::<S, 8, 2>(),
+                (5, 2) if const { W::ALL_HEIGHTS && S::TILES > 1 } => self.register_tile::<S, 5, 2>(),
+                (6, 2) if const { W::ALL_HEIGHTS && S::TILES > 1 } => self.register_tile::<S, 6, 2>(),
+                (7, 2) if const { W::ALL_HEIGHTS && S::TILES > 1 } => self.register_tile::<S, 7, 2>(),
+                (8, 2) if const { S::TILES > 1 } => self.register_tile::<S, 8, 2>(),
                 (1, 1) => self.register_tile::<S, 1, 1>(),
                 (2, 1) => self.register_tile::<S, 2, 1>(),
-                (3, 1) => self.register_tile::<S, 3, 1>(),
+                (3, 1) if const { W::ALL_HEIGHTS } => self.register_tile::<S, 3, 1>(),
                 (4, 1) => self.register_tile::<S, 4, 1>(),
-                (5, 1) => self.register_tile::<S, 5, 1>(),
-                (6, 1) => self.register_tile::<S, 6, 1>(),
-                (7, 1) => self.register_tile::<S, 7, 1>(),
-                (8, 1) => self.register_tile::<S, 8, 1>(),
+                (5, 1) if const { W::ALL_HEIGHTS && S::ROWS > 4 } => self.register_tile::<S, 5, 1>(),
+                (6, 1) if const { W::ALL_HEIGHTS && S::ROWS > 4 } => self.register_tile::<S, 6, 1>(),
+                (7, 1) if const { W::ALL_HEIGHTS && S::ROWS > 6 } => self.register_tile::<S, 7, 1>(),
+                (8, 1) if const { S::ROWS > 6 } => self.register_tile::<S, 8, 1>(),
                 (rows, tiles) => {
                     for (row, tile) in (0..rows).flat_map(|r| (0..tiles).map(move |t| (r, t))) {
                         self.at(row, tile).register_tile::<S, 1, 1>();
@@ -125,7 +170,7 @@ impl Product {
             for _ in 0..self.k {
                 let mut columns = [S::splat(0.0); T];
                 for (t, columns) in columns.iter_mut().enumerate() {
-                    *columns = S::load(w.add(t * self.w_tile));
+                    *columns = W::load(w.add(t * self.w_tile));
                     if self.prefetch {
                         S::prefetch(w.wrapping_add((T + t) * self.w_tile).cast());
                     }

@@ -74,6 +74,14 @@ impl GgmlType {
         }
     }
 
+    /// Whether weights of this type can stay as they are in products with int8 activations.
+    pub fn has_int8_kernel(self) -> bool {
+        matches!(
+            self,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Q4K | Self::Q5K | Self::Q6K
+        )
+    }
+
     fn candle(self) -> GgmlDType {
         match self {
             Self::F32 => GgmlDType::F32,

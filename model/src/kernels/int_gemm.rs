@@ -1,13 +1,8 @@
 //! The product of int8 activations with quantised weights.
 //!
-//! Activations are rounded to int8 in blocks of 32 of k, each half of a block with its own f32 scale. (llama.cpp's Q8_1
-//! has one scale for all 32; with two the distance of a model's log-probabilities from exact arithmetic shrinks by a
-//! third, for one more multiply-add in twelve.) Where that is not enough, [`quantise_row`] makes a second block of what
-//! the first one lost, and the product takes both: then activations have about 15 bits.
-//!
-//! The products of a half are summed as exact integers; halves and blocks are combined in the order of k with fused
-//! multiply-adds, one accumulator for each output element and pass, and the second pass is added to the first. So neither rows nor threads nor the instruction set
-//! change a bit.
+//! The products of half a block are summed as exact integers; halves and blocks are combined in the order of k with fused
+//! multiply-adds (see [`add_block`]), one accumulator for each output element and pass (see `int8_block`), and the second
+//! pass is added to the first. So neither rows nor threads nor the instruction set change a bit.
 #![allow(
     unsafe_code,
     reason = "a register tile reads and writes with strides, through pointers"
@@ -17,303 +12,14 @@
     reason = "loops over constants are unrolled, iterators are not always"
 )]
 
+use super::int8_block::{GROUP, Int8Block, block_index};
 use super::lanes::{IntLanes, LANES};
-use super::math::ROUND;
-use super::pack::{BLOCK, Q4Tile, Q8Scales, Q8Tile};
-use super::shared::SharedMut;
-
-/// Activations that share a scale.
-pub(super) const HALF: usize = BLOCK / 2;
-
-/// 32 activations: value = d * q, with the d of its half.
-#[repr(C, align(64))]
-#[derive(Clone, Copy)]
-pub(super) struct Int8Block {
-    qs: [i8; BLOCK],
-    /// Scales of the halves. NaN if one of the values is not finite, which makes the outputs NaN.
-    d: [f32; 2],
-    /// Sums of the `qs` of the halves.
-    sums: [i32; 2],
-    /// `d * sum` over both halves: what a weight block's minimum is multiplied with.
-    scaled_sum: f32,
-}
-
-impl Int8Block {
-    pub(super) const ZERO: Self = Self {
-        qs: [0; BLOCK],
-        d: [0.0; 2],
-        sums: [0; 2],
-        scaled_sum: 0.0,
-    };
-
-    /// Rounds 32 values: scale = largest of the half / 127, ties to even.
-    #[inline(always)]
-    pub(super) fn new(x: &[f32; BLOCK]) -> Self {
-        let mut block = Self::ZERO;
-        let (halves, _) = x.as_chunks::<HALF>();
-        for (i, x) in halves.iter().enumerate() {
-            // As bits, so that infinity and NaN count as largest.
-            let largest = x.iter().fold(0u32, |a, x| a.max(x.to_bits() & 0x7fff_ffff));
-            let largest = f32::from_bits(largest);
-            // Below 1e-30 the inverse of the scale would overflow.
-            let (d, inverse) = if largest < 1e-30 {
-                (0.0, 0.0)
-            } else if largest.is_finite() {
-                (largest / 127.0, 127.0 / largest)
-            } else {
-                (f32::NAN, 0.0)
-            };
-            let mut sum = 0i32;
-            if !d.is_nan() {
-                for (q, x) in block.qs[i * HALF..][..HALF].iter_mut().zip(x) {
-                    let shifted = x * inverse + ROUND;
-                    // |q| <= 127 by the choice of the scale.
-                    let value = shifted.to_bits().wrapping_sub(ROUND.to_bits()).cast_signed();
-                    *q = value as i8;
-                    sum = sum.wrapping_add(value);
-                }
-            }
-            block.d[i] = d;
-            block.sums[i] = sum;
-        }
-        block.scaled_sum = block.d[0] * block.sums[0] as f32 + block.d[1] * block.sums[1] as f32;
-        block
-    }
-
-    /// What rounding has taken away: `x` minus this block's values.
-    #[inline(always)]
-    pub(super) fn remainder(&self, x: &[f32; BLOCK]) -> [f32; BLOCK] {
-        std::array::from_fn(|i| x[i] - self.d[i / HALF] * f32::from(self.qs[i]))
-    }
-}
-
-/// Rows whose blocks lie side by side, so that a register tile finds its rows at fixed distances.
-pub(super) const GROUP: usize = 8;
-
-/// Index of a row's block among the activations, which are in the order (group of rows, pass, block, row of the group).
-/// (The distance of a row's blocks is a constant: with one that depends on the passes the compiler lets the sums of a
-/// register tile spill, and the product takes twice the time.)
-#[inline(always)]
-pub(super) fn block_index(row: usize, (pass, passes): (usize, usize), block: usize, blocks: usize) -> usize {
-    ((row / GROUP * passes + pass) * blocks + block) * GROUP + row % GROUP
-}
-
-/// Rounds a row of `32 * blocks` values to int8 blocks in `out`, all rows' activations: in one pass, or in two, of which
-/// the second rounds what the first has left over.
-///
-/// # Safety
-/// No other thread may use the blocks of this row.
-#[inline(always)]
-pub(super) unsafe fn quantise_row(x: &[f32], row: usize, passes: usize, out: &SharedMut<'_, Int8Block>) {
-    let (blocks, _) = x.as_chunks::<BLOCK>();
-    for (i, x) in blocks.iter().enumerate() {
-        let at = block_index(row, (0, passes), i, blocks.len());
-        let first = Int8Block::new(x);
-        // SAFETY: the caller vouches for the row's blocks.
-        unsafe { out.part(at..at + 1)[0] = first };
-        if passes == 2 {
-            let at = block_index(row, (1, passes), i, blocks.len());
-            // SAFETY: as above.
-            unsafe { out.part(at..at + 1)[0] = Int8Block::new(&first.remainder(x)) };
-        }
-    }
-}
-
-/// Quantised tiles by pointer: what the register tile reads of its weights.
-pub(super) trait Weights: Copy {
-    /// Adds the products of one block of M rows with T tiles, `at`, `at + stride`, ..., combined with the scales.
-    ///
-    /// # Safety
-    /// The tiles must be in the matrix; `x` must point to M blocks.
-    unsafe fn add_block<S: IntLanes, const M: usize, const T: usize>(
-        self,
-        at: usize,
-        stride: usize,
-        x: *const Int8Block,
-        acc: &mut [[S; T]; M],
-    );
-
-    /// Asks for the cache lines of tile `at`, which may lie beyond the last.
-    fn prefetch<S: IntLanes>(self, at: usize);
-}
-
-/// Q4_0 and Q4_1.
-#[derive(Clone, Copy)]
-pub(super) struct Q4Weights(pub(super) *const Q4Tile);
-
-/// Q8_0.
-#[derive(Clone, Copy)]
-pub(super) struct Q8Weights(pub(super) *const Q8Tile, pub(super) *const Q8Scales);
-
-/// Four signed bytes of a block as one number: values 4 g .. 4 g + 4.
-///
-/// # Safety
-/// `x` must point to a block, and g < 8.
-#[inline(always)]
-unsafe fn four(x: *const Int8Block, g: usize) -> i32 {
-    // SAFETY: the block starts with 32 bytes and is aligned to 16.
-    unsafe { x.cast::<i32>().add(g).read() }
-}
-
-/// Adds the integer sums of a half of M rows' blocks to those of the whole, with the activations' scales.
-///
-/// # Safety
-/// `x` must point to M blocks.
-#[inline(always)]
-unsafe fn add_half<S: IntLanes, const M: usize, const T: usize, const H: usize>(
-    dots: &[[S::Int; T]; M],
-    x: *const Int8Block,
-    sums: &mut [[S; T]; M],
-) {
-    // Loops over constants and not iterators: they must be unrolled for the sums to stay in registers.
-    for r in 0..M {
-        // SAFETY: row r is one of M.
-        let d = S::splat(unsafe { (*x.add(r)).d[H] });
-        for t in 0..T {
-            let dot = S::to_f32(dots[r][t]);
-            sums[r][t] = if H == 0 { dot.mul(d) } else { dot.fma(d, sums[r][t]) };
-        }
-    }
-}
-
-/// The products of half H of a block, four bits a weight.
-///
-/// # Safety
-/// The tiles `first`, `first + stride`, ... must be in the matrix; `x` must point to M blocks.
-#[inline(always)]
-unsafe fn half_of_q4<S: IntLanes, const M: usize, const T: usize, const H: usize>(
-    first: *const Q4Tile,
-    stride: usize,
-    x: *const Int8Block,
-    sums: &mut [[S; T]; M],
-) {
-    let mut dots = [[S::int_zero(); T]; M];
-    for g in 0..4 {
-        for t in 0..T {
-            // SAFETY: a tile starts with 256 bytes, aligned to 64.
-            let bytes = unsafe { S::load_bytes(first.wrapping_add(t * stride).cast::<u8>().add(64 * g)) };
-            let bytes = if H == 0 {
-                S::low_nibbles(bytes)
-            } else {
-                S::high_nibbles(bytes)
-            };
-            for r in 0..M {
-                // SAFETY: row r is one of M.
-                dots[r][t] = S::dot_nibbles(dots[r][t], bytes, unsafe { four(x.add(r), 4 * H + g) });
-            }
-        }
-    }
-    // SAFETY: as the caller vouches.
-    unsafe { add_half::<S, M, T, H>(&dots, x, sums) };
-}
-
-/// The products of half H of a block, eight bits a weight.
-///
-/// # Safety
-/// As [`half_of_q4`].
-#[inline(always)]
-unsafe fn half_of_q8<S: IntLanes, const M: usize, const T: usize, const H: usize>(
-    first: *const Q8Tile,
-    stride: usize,
-    x: *const Int8Block,
-    sums: &mut [[S; T]; M],
-) {
-    let mut dots = [[S::int_zero(); T]; M];
-    for r in 0..M {
-        // SAFETY: row r is one of M.
-        dots[r] = [S::offset_start(unsafe { (*x.add(r)).sums[H] }); T];
-    }
-    for g in 4 * H..4 * H + 4 {
-        for t in 0..T {
-            // SAFETY: a tile is 512 bytes, aligned to 64.
-            let bytes = unsafe { S::load_bytes(first.wrapping_add(t * stride).cast::<u8>().add(64 * g)) };
-            for r in 0..M {
-                // SAFETY: row r is one of M.
-                dots[r][t] = S::dot_offset(dots[r][t], bytes, unsafe { four(x.add(r), g) });
-            }
-        }
-    }
-    // SAFETY: as the caller vouches.
-    unsafe { add_half::<S, M, T, H>(&dots, x, sums) };
-}
-
-impl Weights for Q4Weights {
-    #[inline(always)]
-    unsafe fn add_block<S: IntLanes, const M: usize, const T: usize>(
-        self,
-        at: usize,
-        stride: usize,
-        x: *const Int8Block,
-        acc: &mut [[S; T]; M],
-    ) {
-        // SAFETY: the caller vouches for the tiles and the blocks; tiles are aligned to 64.
-        unsafe {
-            let first = self.0.wrapping_add(at);
-            let mut sums = [[S::splat(0.0); T]; M];
-            half_of_q4::<S, M, T, 0>(first, stride, x, &mut sums);
-            half_of_q4::<S, M, T, 1>(first, stride, x, &mut sums);
-            for t in 0..T {
-                let tile = first.wrapping_add(t * stride);
-                let d = S::load_f16((&raw const (*tile).d).cast());
-                let min = S::load_f16((&raw const (*tile).min).cast());
-                for r in 0..M {
-                    let x = x.add(r);
-                    let acc = &mut acc[r][t];
-                    *acc = sums[r][t].fma(d, *acc);
-                    *acc = min.fma(S::splat((*x).scaled_sum), *acc);
-                }
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn prefetch<S: IntLanes>(self, at: usize) {
-        for line in 0..size_of::<Q4Tile>() / 64 {
-            S::prefetch(self.0.wrapping_add(at).cast::<u8>().wrapping_add(64 * line));
-        }
-    }
-}
-
-impl Weights for Q8Weights {
-    #[inline(always)]
-    unsafe fn add_block<S: IntLanes, const M: usize, const T: usize>(
-        self,
-        at: usize,
-        stride: usize,
-        x: *const Int8Block,
-        acc: &mut [[S; T]; M],
-    ) {
-        // SAFETY: the caller vouches for the tiles and the blocks; tiles are aligned to 64.
-        unsafe {
-            let first = self.0.wrapping_add(at);
-            let mut sums = [[S::splat(0.0); T]; M];
-            half_of_q8::<S, M, T, 0>(first, stride, x, &mut sums);
-            half_of_q8::<S, M, T, 1>(first, stride, x, &mut sums);
-            for t in 0..T {
-                let d = S::load_f16(self.1.wrapping_add(at).wrapping_add(t * stride).cast());
-                for r in 0..M {
-                    let acc = &mut acc[r][t];
-                    *acc = sums[r][t].fma(d, *acc);
-                }
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn prefetch<S: IntLanes>(self, at: usize) {
-        for line in 0..size_of::<Q8Tile>() / 64 {
-            S::prefetch(self.0.wrapping_add(at).cast::<u8>().wrapping_add(64 * line));
-        }
-        S::prefetch(self.1.wrapping_add(at).cast());
-    }
-}
+use super::tiles::{Form, QuantTile};
 
 /// y\[r\]\[16 t + c\] = sum over blocks of x\[r\] * w\[t\]. Strides in elements.
-#[derive(Clone, Copy)]
-pub(super) struct IntProduct<W> {
-    pub(super) w: W,
-    /// First tile of columns.
-    pub(super) tile: usize,
+pub(super) struct IntProduct<Q> {
+    /// The first tile of the first 16 columns.
+    pub(super) w: *const Q,
     /// Blocks of k.
     pub(super) blocks: usize,
     /// All activations; see [`block_index`].
@@ -333,14 +39,23 @@ pub(super) struct IntProduct<W> {
     pub(super) prefetch: bool,
 }
 
-impl<W: Weights> IntProduct<W> {
+/// Rows of a register tile, if there are several. 4 rows and 2 tiles keep all sums in 32 registers.
+const ROWS: usize = 4;
+
+impl<Q: QuantTile> IntProduct<Q> {
+    /// Tiles from one 16 columns to the next.
+    #[inline(always)]
+    fn stride(&self) -> usize {
+        self.blocks.div_ceil(Q::BLOCKS)
+    }
+
     /// The same product further down and to the right, of one pass. The second is added to the first.
     #[inline(always)]
     fn at(&self, row: usize, tile: usize, pass: usize) -> Self {
         Self {
             pass,
             add: self.add || pass > 0,
-            tile: self.tile + tile,
+            w: self.w.wrapping_add(tile * self.stride()),
             row: self.row + row,
             y: self.y.wrapping_add(row * self.y_row + tile * LANES),
             prefetch: self.prefetch && row == 0 && pass == 0,
@@ -348,81 +63,71 @@ impl<W: Weights> IntProduct<W> {
         }
     }
 
-    /// The product for `rows` rows and `tiles` tiles.
+    /// The product for `rows` rows and `tiles` tiles of columns.
     ///
     /// # Safety
-    /// All elements named by the fields, `rows` and `tiles` must be good for reading (w, x) and writing (y).
+    /// All elements named by the fields, `rows` and `tiles` must be good for reading (w, x, the latter for all rows of
+    /// the groups that `rows` rows lie in) and writing (y).
     #[inline(always)]
     pub(super) unsafe fn run<S: IntLanes>(&self, rows: usize, tiles: usize) {
-        let mut tile = 0;
-        // With few rows, more tiles side by side keep as many accumulators busy.
-        let wide = if rows == 1 { 4 } else { S::INT_TILES };
-        while tile < tiles {
-            let width = if tile + wide <= tiles {
-                wide
-            } else {
-                S::INT_TILES.min(tiles - tile)
-            };
-            let mut row = 0;
-            while row < rows {
-                // Not beyond a group's end.
-                let height = S::INT_ROWS.min(rows - row).min(GROUP - row % GROUP);
-                for pass in 0..self.passes {
-                    let part = self.at(row, tile, pass);
-                    // SAFETY: rows and tiles stay within those the caller vouches for.
-                    unsafe { part.block::<S>(height, width) };
+        if rows == 1 || const { !S::SEVERAL_ROWS } {
+            // One row waits for memory, which gives most to a single stream.
+            for tile in 0..tiles {
+                for row in 0..rows {
+                    for pass in 0..self.passes {
+                        // SAFETY: row and tile are below those the caller vouches for.
+                        unsafe { self.at(row, tile, pass).register_tile::<S, 1, 1>(1) };
+                    }
                 }
-                row += height;
+            }
+            return;
+        }
+        let mut tile = 0;
+        while tile < tiles {
+            let width = S::INT_TILES.min(tiles - tile);
+            for row in (0..rows).step_by(ROWS) {
+                for pass in 0..self.passes {
+                    let (part, rows) = (self.at(row, tile, pass), rows - row);
+                    // SAFETY: rows and tiles stay within those the caller vouches for.
+                    unsafe {
+                        if const { S::INT_TILES == 2 } && width == 2 {
+                            part.register_tile::<S, ROWS, 2>(rows);
+                        } else {
+                            part.register_tile::<S, ROWS, 1>(rows);
+                        }
+                    }
+                }
             }
             tile += width;
         }
     }
 
+    /// Computes M rows and writes the first `rows` of them: a group has as many, and they cost less than one row after the
+    /// other.
+    ///
     /// # Safety
-    /// As [`IntProduct::run`].
+    /// As [`IntProduct::run`], for M rows of one group and T tiles of columns; writes only `rows` rows.
     #[inline(always)]
-    unsafe fn block<S: IntLanes>(&self, rows: usize, tiles: usize) {
-        // SAFETY: passed on from the caller; each arm covers exactly `rows` x `tiles`.
-        unsafe {
-            match (rows, tiles) {
-                (1, 4) => self.register_tile::<S, 1, 4>(),
-                (1, 2) => self.register_tile::<S, 1, 2>(),
-                (2, 2) => self.register_tile::<S, 2, 2>(),
-                (3, 2) => self.register_tile::<S, 3, 2>(),
-                (4, 2) => self.register_tile::<S, 4, 2>(),
-                (1, 1) => self.register_tile::<S, 1, 1>(),
-                (2, 1) => self.register_tile::<S, 2, 1>(),
-                (3, 1) => self.register_tile::<S, 3, 1>(),
-                (4, 1) => self.register_tile::<S, 4, 1>(),
-                (8, 1) => self.register_tile::<S, 8, 1>(),
-                (rows, tiles) => {
-                    for (row, tile) in (0..rows).flat_map(|r| (0..tiles).map(move |t| (r, t))) {
-                        self.at(row, tile, self.pass).register_tile::<S, 1, 1>();
-                    }
-                }
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`IntProduct::run`], for M rows of one group and T tiles.
-    #[inline(always)]
-    unsafe fn register_tile<S: IntLanes, const M: usize, const T: usize>(&self) {
+    unsafe fn register_tile<S: IntLanes, const M: usize, const T: usize>(&self, rows: usize) {
+        let stride = self.stride();
         let mut acc = [[S::splat(0.0); T]; M];
-        let first_block = block_index(self.row, (self.pass, self.passes), 0, self.blocks);
-        let mut x = self.x.wrapping_add(first_block);
-        let first = self.tile * self.blocks;
-        for at in first..first + self.blocks {
+        let first = block_index(self.row, (self.pass, self.passes), 0, self.blocks);
+        let mut x = self.x.wrapping_add(first);
+        for block in 0..self.blocks {
+            let (tile, block) = (self.w.wrapping_add(block / Q::BLOCKS), block % Q::BLOCKS);
             if self.prefetch {
                 for t in T..2 * T {
-                    self.w.prefetch::<S>(at + t * self.blocks);
+                    prefetch::<S, Q>(tile.wrapping_add(t * stride), block);
                 }
             }
             // SAFETY: tiles and rows are among those the caller vouches for.
-            unsafe { self.w.add_block::<S, M, T>(at, self.blocks, x, &mut acc) };
+            unsafe { add_block::<S, Q, M, T>(tile, stride, block, x, &mut acc) };
             x = x.wrapping_add(GROUP);
         }
         for (r, acc) in acc.iter().enumerate() {
+            if r >= rows {
+                break;
+            }
             for (t, acc) in acc.iter().enumerate() {
                 // SAFETY: row r and tile t are among those the caller vouches for.
                 unsafe {
@@ -431,6 +136,118 @@ impl<W: Weights> IntProduct<W> {
                     sum.store(y);
                 }
             }
+        }
+    }
+}
+
+/// Asks for the cache lines of a tile's block, which may lie anywhere.
+#[inline(always)]
+fn prefetch<S: IntLanes, Q: QuantTile>(tile: *const Q, block: usize) {
+    let lines = const { size_of::<Q>() / 64 };
+    let first = block * lines / Q::BLOCKS;
+    for line in 0..lines.div_ceil(Q::BLOCKS) {
+        S::prefetch(tile.cast::<u8>().wrapping_add(64 * (first + line)));
+    }
+}
+
+/// Adds the products of one block of 32 of k, for M rows and T tiles of columns: tiles `tile`, `tile + stride`, ...
+/// With the integer sums of products `dot0` and `dot1` of the halves and the row's scales `x.d`:
+/// * [`Form::Plain`]: `acc = fma(fma(dot1, x.d[1], dot0 * x.d[0]), d, acc)`;
+/// * [`Form::Minimum`]: the same, then `acc = fma(min, x.scaled_sum, acc)`;
+/// * [`Form::Halves`]: `acc = fma(dot0 * x.d[0], d0, acc)`, then `acc = fma(dot1 * x.d[1], d1, acc)`.
+///
+/// # Safety
+/// The tiles must be in the matrix and have the block; `x` must point to M blocks.
+#[inline(always)]
+unsafe fn add_block<S: IntLanes, Q: QuantTile, const M: usize, const T: usize>(
+    tile: *const Q,
+    stride: usize,
+    block: usize,
+    x: *const Int8Block,
+    acc: &mut [[S; T]; M],
+) {
+    let mut sums = [[S::splat(0.0); T]; M];
+    // SAFETY: the caller vouches for the tiles and the blocks.
+    unsafe {
+        let dots = dots::<S, Q, M, T, 0>(tile, stride, block, x);
+        for r in 0..M {
+            let d = S::splat((*x.add(r)).d[0]);
+            for t in 0..T {
+                sums[r][t] = S::to_f32(dots[r][t]).mul(d);
+            }
+        }
+        let mut scales = [[S::splat(0.0); 2]; T];
+        for t in 0..T {
+            scales[t] = Q::scales::<S>(tile.wrapping_add(t * stride), block);
+        }
+        if const { matches!(Q::FORM, Form::Halves) } {
+            for r in 0..M {
+                for t in 0..T {
+                    acc[r][t] = sums[r][t].fma(scales[t][0], acc[r][t]);
+                }
+            }
+        }
+        let dots = self::dots::<S, Q, M, T, 1>(tile, stride, block, x);
+        for r in 0..M {
+            let d = S::splat((*x.add(r)).d[1]);
+            let scaled_sum = S::splat((*x.add(r)).scaled_sum);
+            for t in 0..T {
+                let ([first, second], dot, acc) = (scales[t], S::to_f32(dots[r][t]), &mut acc[r][t]);
+                *acc = match Q::FORM {
+                    Form::Plain => dot.fma(d, sums[r][t]).fma(first, *acc),
+                    Form::Minimum => second.fma(scaled_sum, dot.fma(d, sums[r][t]).fma(first, *acc)),
+                    Form::Halves => dot.mul(d).fma(second, *acc),
+                };
+            }
+        }
+    }
+}
+
+/// The integer sums of products of half a block.
+///
+/// # Safety
+/// As [`add_block`].
+#[inline(always)]
+unsafe fn dots<S: IntLanes, Q: QuantTile, const M: usize, const T: usize, const HALF: usize>(
+    tile: *const Q,
+    stride: usize,
+    block: usize,
+    x: *const Int8Block,
+) -> [[S::Int; T]; M] {
+    let mut dots = [[S::int_zero(); T]; M];
+    // SAFETY: passed on from the caller.
+    unsafe {
+        for r in 0..M {
+            let (negative, negative_128) = ((*x.add(r)).negative[HALF], (*x.add(r)).negative_128[HALF]);
+            dots[r] = [Q::start::<S>(negative, negative_128); T];
+        }
+        add_four::<S, Q, M, T, HALF, 0>(tile, stride, block, x, &mut dots);
+        add_four::<S, Q, M, T, HALF, 1>(tile, stride, block, x, &mut dots);
+        add_four::<S, Q, M, T, HALF, 2>(tile, stride, block, x, &mut dots);
+        add_four::<S, Q, M, T, HALF, 3>(tile, stride, block, x, &mut dots);
+    }
+    dots
+}
+
+/// Adds the integer products of the four values of k from 16 HALF + 4 G on.
+///
+/// # Safety
+/// As [`add_block`].
+#[inline(always)]
+unsafe fn add_four<S: IntLanes, Q: QuantTile, const M: usize, const T: usize, const HALF: usize, const G: usize>(
+    tile: *const Q,
+    stride: usize,
+    block: usize,
+    x: *const Int8Block,
+    dots: &mut [[S::Int; T]; M],
+) {
+    for t in 0..T {
+        // SAFETY: the caller vouches for the tiles.
+        let bytes = unsafe { Q::quants::<S, HALF, G>(tile.wrapping_add(t * stride), block) };
+        for r in 0..M {
+            // SAFETY: the caller vouches for M blocks; a block starts with 32 bytes and is aligned to 64.
+            let four = unsafe { x.add(r).cast::<i32>().add(4 * HALF + G).read() };
+            dots[r][t] = Q::dot::<S>(dots[r][t], bytes, four);
         }
     }
 }

@@ -122,9 +122,9 @@ pub(super) trait IntLanes: Lanes {
     type Int: Copy;
     /// 64 bytes: four for each lane.
     type Bytes: Copy;
-    /// Most rows of a register tile of integer products.
-    const INT_ROWS: usize;
-    /// Tiles of 16 columns in such a register tile.
+    /// Whether several rows in a register tile of integer products are worth their code.
+    const SEVERAL_ROWS: bool;
+    /// Tiles of 16 columns in such a register tile: 1 or 2.
     const INT_TILES: usize;
 
     /// # Safety
@@ -132,14 +132,26 @@ pub(super) trait IntLanes: Lanes {
     unsafe fn load_bytes(p: *const u8) -> Self::Bytes;
     fn low_nibbles(b: Self::Bytes) -> Self::Bytes;
     fn high_nibbles(b: Self::Bytes) -> Self::Bytes;
+    /// Bytes of `b`, which are in 0..=15, plus 16 times bit `i` (0..=7) of the same byte of `bits`.
+    fn with_bit(b: Self::Bytes, bits: Self::Bytes, i: usize) -> Self::Bytes;
+    /// Bytes of `b`, which are in 0..=15, plus 16 times the bits `2 i` and `2 i + 1` (i in 0..=3) of the same byte of
+    /// `bits`.
+    fn with_two_bits(b: Self::Bytes, bits: Self::Bytes, i: usize) -> Self::Bytes;
     fn int_zero() -> Self::Int;
-    /// `acc + sum of 4 products` a lane: bytes of `w` in 0..=15 times the four signed bytes of `x`.
-    fn dot_nibbles(acc: Self::Int, w: Self::Bytes, x: i32) -> Self::Int;
-    /// Where a sum of [`IntLanes::dot_offset`] starts; `sum` is that of all signed bytes of `x`.
-    fn offset_start(sum: i32) -> Self::Int;
-    /// As [`IntLanes::dot_nibbles`] for bytes of `w` that stand for `w - 128`. Bytes of `x` are in -127..=127.
+    /// `x * 2^SHIFT` in every lane.
+    fn shifted<const SHIFT: u32>(x: i32) -> Self::Int;
+    /// `acc + sum of 4 products` a lane: bytes of `w` in 0..=63 times the four signed bytes of `x`.
+    fn dot_small(acc: Self::Int, w: Self::Bytes, x: i32) -> Self::Int;
+    /// Where a sum of [`IntLanes::dot_offset`] starts; `negative_128` is -128 times the sum of all signed bytes of
+    /// `x`.
+    fn offset_start(negative_128: i32) -> Self::Int;
+    /// As [`IntLanes::dot_small`] for bytes of `w` that stand for `w - 128`. Bytes of `x` are in -127..=127.
     fn dot_offset(acc: Self::Int, w: Self::Bytes, x: i32) -> Self::Int;
     fn to_f32(acc: Self::Int) -> Self;
+    /// Sixteen unsigned bytes.
+    /// # Safety
+    /// `p` must be good for reading 16 bytes; no alignment is needed.
+    unsafe fn load_u8(p: *const u8) -> Self;
 }
 
 /// Plain Rust.
@@ -251,7 +263,7 @@ impl Lanes for Portable {
 impl IntLanes for Portable {
     type Int = [i32; LANES];
     type Bytes = [u8; 64];
-    const INT_ROWS: usize = 4;
+    const SEVERAL_ROWS: bool = false;
     const INT_TILES: usize = 1;
 
     #[inline(always)]
@@ -268,16 +280,28 @@ impl IntLanes for Portable {
         b.map(|q| q >> 4)
     }
     #[inline(always)]
+    fn with_bit(b: [u8; 64], bits: [u8; 64], i: usize) -> [u8; 64] {
+        from_fn(|j| b[j] | (bits[j] >> i & 1) << 4)
+    }
+    #[inline(always)]
+    fn with_two_bits(b: [u8; 64], bits: [u8; 64], i: usize) -> [u8; 64] {
+        from_fn(|j| b[j] | (bits[j] >> (2 * i) & 3) << 4)
+    }
+    #[inline(always)]
     fn int_zero() -> [i32; LANES] {
         [0; LANES]
     }
     #[inline(always)]
-    fn dot_nibbles(acc: [i32; LANES], w: [u8; 64], x: i32) -> [i32; LANES] {
+    fn shifted<const SHIFT: u32>(x: i32) -> [i32; LANES] {
+        [x << SHIFT; LANES]
+    }
+    #[inline(always)]
+    fn dot_small(acc: [i32; LANES], w: [u8; 64], x: i32) -> [i32; LANES] {
         let x = x.to_le_bytes().map(|b| i32::from(b.cast_signed()));
         from_fn(|i| acc[i] + (0..4).map(|j| i32::from(w[4 * i + j]) * x[j]).sum::<i32>())
     }
     #[inline(always)]
-    fn offset_start(_sum: i32) -> [i32; LANES] {
+    fn offset_start(_negative_128: i32) -> [i32; LANES] {
         [0; LANES]
     }
     #[inline(always)]
@@ -292,5 +316,10 @@ impl IntLanes for Portable {
             reason = "a block's sum is below 2^24, so the conversion is exact"
         )]
         Self(acc.map(|x| x as f32))
+    }
+    #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> Self {
+        // SAFETY: the caller vouches for 16 bytes.
+        Self(unsafe { p.cast::<[u8; LANES]>().read() }.map(f32::from))
     }
 }

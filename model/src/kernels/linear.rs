@@ -6,26 +6,32 @@
 
 use std::ops::Range;
 
+use half::{bf16, f16};
+
 use super::KernelError;
 use super::attention::AttentionBuffers;
 use super::cpu::Cpu;
 use super::dispatch::{self, IntKernel, Kernel};
-use super::gemm::Product;
+use super::gemm::{Product, Weights16};
 use super::ggml::GgmlType;
-use super::int_gemm::{GROUP, IntProduct, Q4Weights, Q8Weights, Weights};
+use super::int_gemm::IntProduct;
+use super::int8_block::GROUP;
 use super::lanes::{IntLanes, LANES, Lanes};
 use super::operand::{Operand, Rows};
-use super::pack::{BLOCK, Line, Packed, pack_dequantised, pack_f32, pack_q4, pack_q8};
+use super::pack::{BLOCK, Packed, Source, pack, pack_f32};
 use super::shared::SharedMut;
+use super::tiles::QuantTile;
 
 /// How a quantised matrix is multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinearMode {
-    /// Quantised weights stay as they are and meet int8 activations.
+    /// Types with [`GgmlType::has_int8_kernel`] stay as they are and meet int8 activations. All others are as with
+    /// [`LinearMode::Float32`].
     Quantised,
     /// The same with activations of about 15 bits: twice the arithmetic, close to what exact activations give.
     Precise,
-    /// All weights become f32.
+    /// All products are in f32: F16 and BF16 weights are widened when they are read, all other types when they are
+    /// packed.
     Float32,
 }
 
@@ -53,10 +59,7 @@ impl Linear {
     pub fn from_f32(n: usize, k: usize, weights: &[f32]) -> Result<Self, KernelError> {
         check_dimensions(n, k)?;
         KernelError::check("number of weights", n.saturating_mul(k), weights.len())?;
-        let packed = pack_f32(n, k, |i, out| {
-            out.copy_from_slice(&weights[i * k..(i + 1) * k]);
-            Ok(())
-        })?;
+        let packed = pack_f32(n, k, weights)?;
         Ok(Self {
             n,
             k,
@@ -77,16 +80,26 @@ impl Linear {
         data: &[u8],
         mode: LinearMode,
     ) -> Result<Self, KernelError> {
+        Self::from_ggml_on(ggml_type, n, k, data, mode, 1)
+    }
+
+    /// [`Linear::from_ggml`] with `threads` threads.
+    ///
+    /// # Errors
+    /// As [`Linear::from_ggml`].
+    pub fn from_ggml_on(
+        ggml_type: GgmlType,
+        n: usize,
+        k: usize,
+        data: &[u8],
+        mode: LinearMode,
+        threads: usize,
+    ) -> Result<Self, KernelError> {
         check_dimensions(n, k)?;
         let bytes = ggml_type.row_bytes(k)?.saturating_mul(n);
         KernelError::check("bytes of a weight tensor", bytes, data.len())?;
-        let packed = match (mode, ggml_type) {
-            (LinearMode::Float32, _) => pack_dequantised(ggml_type, n, k, data),
-            (_, GgmlType::Q4_0) => pack_q4(n, k, data, false),
-            (_, GgmlType::Q4_1) => pack_q4(n, k, data, true),
-            (_, GgmlType::Q8_0) => pack_q8(n, k, data),
-            _ => pack_dequantised(ggml_type, n, k, data),
-        }?;
+        let source = Source { n, k, data, threads };
+        let packed = pack(ggml_type, source, mode != LinearMode::Float32)?;
         let passes = if mode == LinearMode::Precise { 2 } else { 1 };
         Ok(Self { n, k, packed, passes })
     }
@@ -121,11 +134,7 @@ impl Linear {
 
     /// Int8 blocks that it wants of each block of activations; 0 if it takes f32.
     pub(super) fn passes(&self) -> usize {
-        if matches!(self.packed, Packed::F32(_)) {
-            0
-        } else {
-            self.passes
-        }
+        if self.packed.is_float() { 0 } else { self.passes }
     }
 
     /// y\[m\]\[n\] = x\[m\]\[k\] W^T.
@@ -245,10 +254,7 @@ impl Job<'_> {
             add: self.add,
             tiles: index * self.share..tiles.min((index + 1) * self.share),
         };
-        match self.linear.packed {
-            Packed::F32(_) => dispatch::run(cpu, part),
-            Packed::Q4(_) | Packed::Q8 { .. } => dispatch::run_int(cpu, part),
-        }
+        part.run(cpu);
     }
 }
 
@@ -284,69 +290,88 @@ trait Tiles<S> {
 }
 
 impl Part<'_> {
-    /// The product for the full tiles, and for a last tile with fewer than 16 columns through a buffer, since a
-    /// register tile always writes 16.
-    #[inline(always)]
-    fn run_tiles<S: Lanes, W: Tiles<S>>(&self, weights: W) {
-        let Range { start, end } = self.tiles;
-        let n = self.linear.n;
-        let full = if self.add && !W::ADDS {
-            start
-        } else {
-            end.min(n / LANES)
-        };
-        if start < full {
-            let place = Place {
-                y: self.y.wrapping_add(start * LANES),
-                y_row: n,
-                add: self.add,
-            };
-            // SAFETY: y is m x n, as `products` checked, and these tiles' columns are below n.
-            unsafe { weights.product(self, place, start..full, 0..self.operand.rows()) };
-        }
-        for tile in full..end {
-            self.buffered(&weights, tile);
+    /// The product with the kernel of the matrix's kind.
+    fn run(self, cpu: &Cpu) {
+        match &self.linear.packed {
+            Packed::F32(lines) => dispatch::run(cpu, Floats(self, Lines(lines.as_ptr().cast::<f32>()))),
+            Packed::F16(lines) => dispatch::run(cpu, Floats(self, Lines(lines.as_ptr().cast::<f16>()))),
+            Packed::Bf16(lines) => dispatch::run(cpu, Floats(self, Lines(lines.as_ptr().cast::<bf16>()))),
+            Packed::Q40(tiles) => dispatch::run_int(cpu, Quants(self, tiles)),
+            Packed::Q41(tiles) => dispatch::run_int(cpu, Quants(self, tiles)),
+            Packed::Q50(tiles) => dispatch::run_int(cpu, Quants(self, tiles)),
+            Packed::Q51(tiles) => dispatch::run_int(cpu, Quants(self, tiles)),
+            Packed::Q80(tiles) => dispatch::run_int(cpu, Quants(self, tiles)),
+            Packed::Q4K(tiles) => dispatch::run_int(cpu, Quants(self, tiles)),
+            Packed::Q5K(tiles) => dispatch::run_int(cpu, Quants(self, tiles)),
+            Packed::Q6K(tiles) => dispatch::run_int(cpu, Quants(self, tiles)),
         }
     }
 
-    /// The product for one tile by way of a buffer.
+    /// The product for the full tiles, and for what a kernel cannot write itself tile by tile through a buffer: a last
+    /// tile with fewer than 16 columns, since a register tile always writes 16, and sums of kernels that do not add.
     #[inline(always)]
-    fn buffered<S: Lanes, W: Tiles<S>>(&self, weights: &W, tile: usize) {
-        let (n, m) = (self.linear.n, self.operand.rows());
-        let columns = LANES.min(n - tile * LANES);
-        let mut buffer = [0.0; 8 * LANES];
-        for row in (0..m).step_by(8) {
-            let rows = row..m.min(row + 8);
-            let place = Place {
-                y: buffer.as_mut_ptr(),
-                y_row: LANES,
-                add: false,
+    fn run_tiles<S: Lanes, W: Tiles<S>>(&self, weights: &W) {
+        let (n, m, end) = (self.linear.n, self.operand.rows(), self.tiles.end);
+        let full = if self.add && !W::ADDS { 0 } else { end.min(n / LANES) };
+        let mut buffer = [0.0; GROUP * LANES];
+        let (mut tile, mut row) = (self.tiles.start, 0);
+        // One call for both ways, since all of the kernel is inlined there.
+        while tile < end {
+            let direct = tile < full;
+            let (place, tiles, rows) = if direct {
+                // y is m x n, as `products` checked, and these tiles' columns are below n.
+                let y = self.y.wrapping_add(tile * LANES);
+                let (y_row, add) = (n, self.add);
+                (Place { y, y_row, add }, tile..full, 0..m)
+            } else {
+                // The buffer has as many rows of one tile.
+                let y = buffer.as_mut_ptr();
+                let (y_row, add) = (LANES, false);
+                (Place { y, y_row, add }, tile..tile + 1, row..m.min(row + GROUP))
             };
-            // SAFETY: the buffer has 8 rows of one tile.
-            unsafe { weights.product(self, place, tile..tile + 1, rows.clone()) };
-            for (from, row) in buffer.chunks_exact(LANES).zip(rows) {
-                let to = self.y.wrapping_add(row * n + tile * LANES);
-                // SAFETY: values of a tile in a row of y, which `products` checked to be m x n, and which no other
-                // thread's tiles cover.
-                let to = unsafe { std::slice::from_raw_parts_mut(to, columns) };
-                for (to, from) in to.iter_mut().zip(from) {
-                    *to = if self.add { *to + *from } else { *from };
-                }
+            // SAFETY: the place has room for them, as said above.
+            unsafe { weights.product(self, place, tiles, rows.clone()) };
+            if direct {
+                tile = full;
+                continue;
+            }
+            row = if rows.end == m { 0 } else { rows.end };
+            self.copy(&buffer, tile, rows);
+            tile += usize::from(row == 0);
+        }
+    }
+
+    /// Stores or adds rows of a tile that lie in a buffer.
+    #[inline(always)]
+    fn copy(&self, buffer: &[f32], tile: usize, rows: Range<usize>) {
+        let n = self.linear.n;
+        let columns = LANES.min(n - tile * LANES);
+        for (from, row) in buffer.chunks_exact(LANES).zip(rows) {
+            let to = self.y.wrapping_add(row * n + tile * LANES);
+            // SAFETY: values of a tile in a row of y, which `products` checked to be m x n, and which no other thread's
+            // tiles cover.
+            let to = unsafe { std::slice::from_raw_parts_mut(to, columns) };
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = if self.add { *to + *from } else { *from };
             }
         }
     }
 }
 
-struct Floats<'a>(&'a [Line]);
+/// A product with float weights.
+struct Floats<'a, W>(Part<'a>, Lines<W>);
 
-impl<S: Lanes> Tiles<S> for Floats<'_> {
+/// A matrix of float weights: lines of 16 for each (tile of columns, k).
+struct Lines<W>(*const W);
+
+impl<S: Lanes, W: Weights16> Tiles<S> for Lines<W> {
     const ADDS: bool = false;
 
     #[inline(always)]
     unsafe fn product(&self, part: &Part<'_>, place: Place, tiles: Range<usize>, rows: Range<usize>) {
         let k = part.linear.k;
         let product = Product {
-            w: self.0[tiles.start * k..tiles.end * k].as_ptr().cast(),
+            w: self.0.wrapping_add(tiles.start * k * LANES),
             w_tile: k * LANES,
             w_k: LANES,
             k,
@@ -357,14 +382,24 @@ impl<S: Lanes> Tiles<S> for Floats<'_> {
             accumulate: false,
             prefetch: true,
         };
-        // SAFETY: the slices above have the rows and tiles; the caller vouches for the place.
+        // SAFETY: the slice above has the rows; the matrix has k lines for each of its tiles, and `products` splits those
+        // it has; the caller vouches for the place.
         unsafe { product.run::<S>(rows.len(), tiles.len()) };
     }
 }
 
-struct Quants<W>(W);
+impl<W: Weights16> Kernel for Floats<'_, W> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        self.0.run_tiles::<S, _>(&self.1);
+    }
+}
 
-impl<S: IntLanes, W: Weights> Tiles<S> for Quants<W> {
+/// A product with quantised weights.
+struct Quants<'a, Q>(Part<'a>, &'a [Q]);
+
+impl<S: IntLanes, Q: QuantTile> Tiles<S> for &[Q] {
     const ADDS: bool = true;
 
     #[inline(always)]
@@ -376,8 +411,7 @@ impl<S: IntLanes, W: Weights> Tiles<S> for Quants<W> {
             "all rows were rounded to int8"
         );
         let product = IntProduct {
-            w: self.0,
-            tile: tiles.start,
+            w: self[tiles.start * blocks.div_ceil(Q::BLOCKS)..].as_ptr(),
             blocks,
             x: x.as_ptr(),
             passes: part.linear.passes,
@@ -388,32 +422,16 @@ impl<S: IntLanes, W: Weights> Tiles<S> for Quants<W> {
             add: place.add,
             prefetch: true,
         };
-        // SAFETY: there are blocks of the rows; the matrix has the tiles, since `products` splits those it has; the
-        // caller vouches for the place.
+        // SAFETY: there are blocks of the rows' groups; the matrix has the tiles, since `products` splits those it has;
+        // the caller vouches for the place.
         unsafe { product.run::<S>(rows.len(), tiles.len()) };
     }
 }
 
-impl Kernel for Part<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run<S: Lanes>(self) {
-        if let Packed::F32(lines) = &self.linear.packed {
-            self.run_tiles::<S, _>(Floats(lines));
-        }
-    }
-}
-
-impl IntKernel for Part<'_> {
+impl<Q: QuantTile> IntKernel for Quants<'_, Q> {
     type Output = ();
     #[inline(always)]
     fn run<S: IntLanes>(self) {
-        match &self.linear.packed {
-            Packed::Q4(tiles) => self.run_tiles::<S, _>(Quants(Q4Weights(tiles.as_ptr()))),
-            Packed::Q8 { tiles, scales } => {
-                self.run_tiles::<S, _>(Quants(Q8Weights(tiles.as_ptr(), scales.as_ptr())));
-            }
-            Packed::F32(_) => {}
-        }
+        self.0.run_tiles::<S, _>(&self.1);
     }
 }

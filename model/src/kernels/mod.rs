@@ -16,6 +16,7 @@ compile_error!("the kernels read weights and KV bytes as little-endian numbers")
 
 mod activation;
 mod affinity;
+mod arena;
 mod attention;
 mod attention_chunk;
 mod attention_shared;
@@ -25,6 +26,7 @@ mod dispatch;
 mod error;
 mod gemm;
 mod ggml;
+mod int8_block;
 mod int_gemm;
 mod kv_block;
 mod kv_element;
@@ -34,12 +36,15 @@ mod math;
 mod norm;
 mod operand;
 mod pack;
+mod pack_blocks;
+mod peak;
 mod plain;
 pub mod roofline;
 mod rope;
 mod shared;
 mod softmax;
 mod team;
+mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -56,6 +61,7 @@ pub use kv_block::{KvShape, prefetch_slot, write_kv};
 pub use linear::{Linear, LinearMode, Scratch, Target, products};
 pub use norm::{rms_norm, rms_norm_in_place};
 pub use operand::{Operand, Rows};
+pub use peak::int8_peak;
 pub(crate) use plain::{Plain, run_plain};
 pub use rope::{RopeStyle, RopeTable, rope};
 pub use softmax::{argmax, log_softmax, log_sum_exp, softmax};

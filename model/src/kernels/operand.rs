@@ -6,7 +6,7 @@ use super::KernelError;
 use super::activation::{Activation, check_rows, gated};
 use super::cpu::Cpu;
 use super::dispatch::{self, Kernel};
-use super::int_gemm::{GROUP, Int8Block, quantise_row};
+use super::int8_block::{GROUP, Int8Block, quantise_row};
 use super::lanes::Lanes;
 use super::linear::Linear;
 use super::norm::norm_row;

@@ -3,51 +3,43 @@
 //! Output features beyond the last multiple of 16 are padded with zeros, which no caller sees.
 
 use std::mem::size_of_val;
+use std::thread;
 
-use half::f16;
+use bytemuck::Zeroable;
 
 use super::KernelError;
+use super::arena::Buffer;
 use super::ggml::{GgmlType, dequantise};
 use super::lanes::LANES;
+use super::pack_blocks::pack_blocks;
+use super::tiles::{Q4KTile, Q5KTile, Q6KTile, Q40Tile, Q41Tile, Q50Tile, Q51Tile, Q80Tile};
 
-/// Values of k in one quantised tile, and of one block of int8 activations.
+/// Values of k in one block of a tile, and of one block of int8 activations.
 pub(super) const BLOCK: usize = 32;
 
 /// 16 f32 on one cache line.
 #[repr(C, align(64))]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Zeroable)]
 pub(super) struct Line(pub(super) [f32; LANES]);
 
-/// 16 columns x 32 of k, four bits each: value = d * q + min. 320 bytes, as much as Q4_1 has.
-#[repr(C, align(64))]
-#[derive(Clone, Copy)]
-pub(super) struct Q4Tile {
-    /// Byte (g, column, j) holds k = 4 g + j in its low half and k = 16 + 4 g + j in its high half.
-    pub(super) qs: [u8; 256],
-    /// Scales, as halves.
-    pub(super) d: [u16; LANES],
-    /// Minima, as halves.
-    pub(super) min: [u16; LANES],
-}
-
-/// 16 columns x 32 of k, eight bits each, stored + 128. Byte (g, column, j) holds k = 4 g + j.
-#[repr(C, align(64))]
-#[derive(Clone, Copy)]
-pub(super) struct Q8Tile(pub(super) [u8; 512]);
-
-/// The scales of a [`Q8Tile`], as halves.
+/// 16 numbers of two bytes.
 #[repr(C, align(32))]
-#[derive(Clone, Copy)]
-pub(super) struct Q8Scales(pub(super) [u16; LANES]);
+#[derive(Clone, Copy, Zeroable)]
+pub(super) struct HalfLine(pub(super) [u16; LANES]);
 
-/// A packed matrix. Tiles are in the order (tile of columns, block of k).
+/// A packed matrix. Lines and tiles are in the order (16 columns, k).
 pub(super) enum Packed {
-    /// Line (tile, k).
-    F32(Vec<Line>),
-    /// Q4_0 and Q4_1.
-    Q4(Vec<Q4Tile>),
-    /// Q8_0.
-    Q8 { tiles: Vec<Q8Tile>, scales: Vec<Q8Scales> },
+    F32(Buffer<Line>),
+    F16(Buffer<HalfLine>),
+    Bf16(Buffer<HalfLine>),
+    Q40(Buffer<Q40Tile>),
+    Q41(Buffer<Q41Tile>),
+    Q50(Buffer<Q50Tile>),
+    Q51(Buffer<Q51Tile>),
+    Q80(Buffer<Q80Tile>),
+    Q4K(Buffer<Q4KTile>),
+    Q5K(Buffer<Q5KTile>),
+    Q6K(Buffer<Q6KTile>),
 }
 
 impl Packed {
@@ -55,96 +47,122 @@ impl Packed {
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::F32(lines) => size_of_val(&lines[..]),
-            Self::Q4(tiles) => size_of_val(&tiles[..]),
-            Self::Q8 { tiles, scales } => size_of_val(&tiles[..]) + size_of_val(&scales[..]),
+            Self::F16(lines) | Self::Bf16(lines) => size_of_val(&lines[..]),
+            Self::Q40(tiles) => size_of_val(&tiles[..]),
+            Self::Q41(tiles) => size_of_val(&tiles[..]),
+            Self::Q50(tiles) => size_of_val(&tiles[..]),
+            Self::Q51(tiles) => size_of_val(&tiles[..]),
+            Self::Q80(tiles) => size_of_val(&tiles[..]),
+            Self::Q4K(tiles) => size_of_val(&tiles[..]),
+            Self::Q5K(tiles) => size_of_val(&tiles[..]),
+            Self::Q6K(tiles) => size_of_val(&tiles[..]),
         }
+    }
+
+    /// Whether the products are in f32, and not with activations rounded to int8.
+    pub(super) fn is_float(&self) -> bool {
+        matches!(self, Self::F32(_) | Self::F16(_) | Self::Bf16(_))
     }
 }
 
-/// Packs f32 rows; `row(i, out)` writes row `i`.
-pub(super) fn pack_f32(
-    n: usize,
-    k: usize,
-    mut row: impl FnMut(usize, &mut [f32]) -> Result<(), KernelError>,
-) -> Result<Packed, KernelError> {
-    let mut lines = vec![Line([0.0; LANES]); n.div_ceil(LANES) * k];
-    let mut values = vec![0.0; k];
-    for i in 0..n {
-        row(i, &mut values)?;
-        let tile = &mut lines[i / LANES * k..][..k];
-        for (line, &value) in tile.iter_mut().zip(&values) {
+/// A tensor's bytes, `n` rows of `k` values, and how many threads may pack it.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub(super) n: usize,
+    pub(super) k: usize,
+    pub(super) data: &'a [u8],
+    pub(super) threads: usize,
+}
+
+/// Packs the bytes of a ggml tensor: those with kernels of their own as they are, others as f32. `quantised` false
+/// turns all quantised types to f32.
+pub(super) fn pack(ggml_type: GgmlType, source: Source<'_>, quantised: bool) -> Result<Packed, KernelError> {
+    Ok(match (quantised, ggml_type) {
+        (_, GgmlType::F16) => Packed::F16(pack_halves(source)?),
+        (_, GgmlType::Bf16) => Packed::Bf16(pack_halves(source)?),
+        (true, GgmlType::Q4_0) => Packed::Q40(pack_blocks(source)?),
+        (true, GgmlType::Q4_1) => Packed::Q41(pack_blocks(source)?),
+        (true, GgmlType::Q5_0) => Packed::Q50(pack_blocks(source)?),
+        (true, GgmlType::Q5_1) => Packed::Q51(pack_blocks(source)?),
+        (true, GgmlType::Q8_0) => Packed::Q80(pack_blocks(source)?),
+        (true, GgmlType::Q4K) => Packed::Q4K(pack_blocks(source)?),
+        (true, GgmlType::Q5K) => Packed::Q5K(pack_blocks(source)?),
+        (true, GgmlType::Q6K) => Packed::Q6K(pack_blocks(source)?),
+        _ => Packed::F32(pack_dequantised(ggml_type, source)?),
+    })
+}
+
+/// A buffer of `per` elements for each 16 columns, filled by several threads: `fill(i, elements)` for the columns from
+/// 16 i on.
+pub(super) fn filled<T: Copy + Zeroable + Send>(
+    source: Source<'_>,
+    per: usize,
+    fill: impl Fn(usize, &mut [T]) -> Result<(), KernelError> + Sync,
+) -> Result<Buffer<T>, KernelError> {
+    let tiles = source.n.div_ceil(LANES);
+    let mut buffer = Buffer::new(tiles * per)?;
+    // A thread costs about as much as packing this many bytes.
+    let threads = source.threads.min(tiles).min(1 + source.data.len() / 500_000);
+    let share = tiles.div_ceil(threads.max(1));
+    let run = |from: usize, elements: &mut [T]| {
+        let mut columns = elements.chunks_exact_mut(per).enumerate();
+        columns.try_for_each(|(i, elements)| fill(from + i, elements))
+    };
+    thread::scope(|scope| {
+        let mut shares = buffer.as_mut_slice().chunks_mut(share * per).enumerate();
+        let first = shares.next();
+        let run = &run;
+        let others: Vec<_> = shares
+            .map(|(i, elements)| scope.spawn(move || run(i * share, elements)))
+            .collect();
+        first.map_or(Ok(()), |(_, elements)| run(0, elements))?;
+        // A panic of a packing thread goes on here.
+        others
+            .into_iter()
+            .try_for_each(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })?;
+    Ok(buffer)
+}
+
+/// Packs f32 rows.
+pub(super) fn pack_f32(n: usize, k: usize, weights: &[f32]) -> Result<Packed, KernelError> {
+    let mut lines: Buffer<Line> = Buffer::new(n.div_ceil(LANES) * k)?;
+    for (i, row) in weights.chunks_exact(k).enumerate() {
+        let tile = &mut lines.as_mut_slice()[i / LANES * k..][..k];
+        for (line, &value) in tile.iter_mut().zip(row) {
             line.0[i % LANES] = value;
         }
     }
     Ok(Packed::F32(lines))
 }
 
-/// Packs rows of any ggml type as f32.
-pub(super) fn pack_dequantised(ggml_type: GgmlType, n: usize, k: usize, data: &[u8]) -> Result<Packed, KernelError> {
-    let size = ggml_type.row_bytes(k)?;
-    // Several rows at a time, for candle's sake: it copies what it dequantises.
-    let mut rows = vec![0.0; LANES * k];
-    pack_f32(n, k, |i, out| {
-        if i % LANES == 0 {
-            let count = LANES.min(n - i);
-            dequantise(ggml_type, &data[i * size..(i + count) * size], &mut rows[..count * k])?;
+/// Packs rows of F16 or BF16, exactly.
+fn pack_halves(source: Source<'_>) -> Result<Buffer<HalfLine>, KernelError> {
+    let size = 2 * source.k;
+    filled(source, source.k, |i, lines: &mut [HalfLine]| {
+        let rows = source.data.chunks_exact(size).skip(LANES * i).take(LANES);
+        for (column, row) in rows.enumerate() {
+            for (line, value) in lines.iter_mut().zip(row.as_chunks().0) {
+                line.0[column] = u16::from_le_bytes(*value);
+            }
         }
-        out.copy_from_slice(&rows[i % LANES * k..][..k]);
         Ok(())
     })
 }
 
-/// Scale or minimum of a block, which must be finite.
-fn scale(bytes: &[u8], factor: f32, row: usize, block: usize) -> Result<u16, KernelError> {
-    let value = f16::from_le_bytes([bytes[0], bytes[1]]).to_f32() * factor;
-    let half = f16::from_f32(value);
-    if half.is_finite() {
-        Ok(half.to_bits())
-    } else {
-        Err(KernelError::Scale { row, block, value })
-    }
-}
-
-/// Packs Q4_0 (`minimum` false) or Q4_1 blocks, exactly. A Q4_0 value d * (q - 8) is d * q + min with min = -8 d,
-/// which a half holds exactly.
-pub(super) fn pack_q4(n: usize, k: usize, data: &[u8], minimum: bool) -> Result<Packed, KernelError> {
-    let blocks = k / BLOCK;
-    let header = if minimum { 4 } else { 2 };
-    let empty = Q4Tile {
-        qs: [0; 256],
-        d: [0; LANES],
-        min: [0; LANES],
-    };
-    let mut tiles = vec![empty; n.div_ceil(LANES) * blocks];
-    for (i, bytes) in data.chunks_exact(header + BLOCK / 2).enumerate() {
-        let (row, block, column) = (i / blocks, i % blocks, i / blocks % LANES);
-        let tile = &mut tiles[row / LANES * blocks + block];
-        tile.d[column] = scale(bytes, 1.0, row, block)?;
-        tile.min[column] = if minimum {
-            scale(&bytes[2..], 1.0, row, block)?
-        } else {
-            scale(bytes, -8.0, row, block)?
-        };
-        for (g, four) in bytes[header..].chunks_exact(4).enumerate() {
-            tile.qs[(g * LANES + column) * 4..][..4].copy_from_slice(four);
+/// Packs rows of any ggml type as f32.
+fn pack_dequantised(ggml_type: GgmlType, source: Source<'_>) -> Result<Buffer<Line>, KernelError> {
+    let (k, size) = (source.k, ggml_type.row_bytes(source.k)?);
+    filled(source, k, |i, lines: &mut [Line]| {
+        // 16 rows at a time, for candle's sake: it copies what it dequantises.
+        let count = LANES.min(source.n - LANES * i);
+        let mut values = vec![0.0; count * k];
+        dequantise(ggml_type, &source.data[LANES * i * size..][..count * size], &mut values)?;
+        for (column, row) in values.chunks_exact(k).enumerate() {
+            for (line, &value) in lines.iter_mut().zip(row) {
+                line.0[column] = value;
+            }
         }
-    }
-    Ok(Packed::Q4(tiles))
-}
-
-/// Packs Q8_0 blocks, exactly.
-pub(super) fn pack_q8(n: usize, k: usize, data: &[u8]) -> Result<Packed, KernelError> {
-    let blocks = k / BLOCK;
-    let count = n.div_ceil(LANES) * blocks;
-    let (mut tiles, mut scales) = (vec![Q8Tile([128; 512]); count], vec![Q8Scales([0; LANES]); count]);
-    for (i, bytes) in data.chunks_exact(2 + BLOCK).enumerate() {
-        let (row, block, column) = (i / blocks, i % blocks, i / blocks % LANES);
-        let at = row / LANES * blocks + block;
-        scales[at].0[column] = scale(bytes, 1.0, row, block)?;
-        for (g, four) in bytes[2..].chunks_exact(4).enumerate() {
-            let offset = [four[0] ^ 128, four[1] ^ 128, four[2] ^ 128, four[3] ^ 128];
-            tiles[at].0[(g * LANES + column) * 4..][..4].copy_from_slice(&offset);
-        }
-    }
-    Ok(Packed::Q8 { tiles, scales })
+        Ok(())
+    })
 }

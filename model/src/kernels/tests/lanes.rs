@@ -138,16 +138,31 @@ impl IntKernel for Ints {
         let (aligned, x) = (Aligned(self.0), self.1);
         // SAFETY: 64 bytes, aligned to 64.
         let w = unsafe { S::load_bytes(aligned.0.as_ptr()) };
-        let low = S::dot_nibbles(S::int_zero(), S::low_nibbles(w), x);
-        let sum = x.to_le_bytes().iter().map(|b| i32::from(b.cast_signed())).sum();
-        let offset = S::dot_offset(S::offset_start(sum), w, x);
-        [
+        let sum: i32 = x.to_le_bytes().iter().map(|b| i32::from(b.cast_signed())).sum();
+        let low = S::dot_small(S::int_zero(), S::low_nibbles(w), x);
+        let high = S::dot_small(S::int_zero(), S::high_nibbles(w), x);
+        // Bits of the bytes themselves, in another order.
+        let bits = S::high_nibbles(w);
+        let mut results = vec![
             S::to_f32(low),
-            S::to_f32(S::dot_nibbles(low, S::high_nibbles(w), x)),
-            S::to_f32(offset),
-        ]
-        .map(S::to_array)
-        .concat()
+            S::to_f32(high),
+            S::to_f32(S::dot_offset(S::offset_start(-128 * sum), w, x)),
+            S::to_f32(S::shifted::<5>(-sum)),
+        ];
+        for i in 0..8 {
+            let bytes = S::with_bit(S::low_nibbles(w), w, i);
+            results.push(S::to_f32(S::dot_small(low, bytes, x)));
+        }
+        for i in 0..4 {
+            let bytes = S::with_two_bits(bits, w, i);
+            results.push(S::to_f32(S::dot_small(S::int_zero(), bytes, x)));
+        }
+        // SAFETY: the array has more than 16 bytes.
+        unsafe {
+            results.push(S::load_u8(self.0.as_ptr()));
+            results.push(S::load_i8(self.0.as_ptr()));
+        }
+        results.into_iter().flat_map(S::to_array).collect()
     }
 }
 
@@ -172,13 +187,19 @@ fn integer_products_are_exact() {
             let four = |w: &[u8]| w.iter().zip(x).map(|(&w, x)| value(w) * i32::from(x)).sum();
             w.chunks_exact(4).map(four).collect()
         };
-        let (low, high) = (dot(&|w| i32::from(w & 15)), dot(&|w| i32::from(w >> 4)));
-        let both = low.iter().zip(&high).map(|(l, h)| l + h).collect();
-        let expected: Vec<f32> = [low, both, dot(&|w| i32::from(w) - 128)]
-            .concat()
-            .into_iter()
-            .map(|x| x as f32)
-            .collect();
+        let low = dot(&|w| i32::from(w & 15));
+        let mut expected = vec![low.clone(), dot(&|w| i32::from(w >> 4)), dot(&|w| i32::from(w) - 128)];
+        expected.push(vec![-32 * x.iter().map(|&x| i32::from(x)).sum::<i32>(); LANES]);
+        for i in 0..8 {
+            let fifth = dot(&|w| i32::from(w & 15) + 16 * i32::from(w >> i & 1));
+            expected.push(fifth.iter().zip(&low).map(|(a, b)| a + b).collect());
+        }
+        for i in 0..4 {
+            expected.push(dot(&|w| i32::from(w >> 4) + 16 * i32::from(w >> (2 * i) & 3)));
+        }
+        expected.push(w[..LANES].iter().map(|&w| i32::from(w)).collect());
+        expected.push(w[..LANES].iter().map(|&w| i32::from(w.cast_signed())).collect());
+        let expected: Vec<f32> = expected.concat().into_iter().map(|x| x as f32).collect();
         for cpu in cpus() {
             let found = dispatch::run_int(&cpu, Ints(w, i32::from_le_bytes(x.map(i8::cast_unsigned))));
             assert_eq!(found, expected, "level {}, w {w:?}, x {x:?}", cpu.level().as_str());

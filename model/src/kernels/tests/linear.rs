@@ -7,73 +7,8 @@ use super::super::{
     Activation, Cpu, CpuLevel, GgmlType, Linear, LinearMode, Operand, Rows, Scratch, Target, gelu_tanh_mul, products,
     rms_norm, silu_mul,
 };
+use super::blocks::{HALVES, QUANTISED, quantised_output, scale_bytes, tensor};
 use super::{Numbers, bits, cpus, relative_error};
-
-const QUANTISED: [GgmlType; 3] = [GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q8_0];
-
-/// A tensor of random blocks with small scales and minima.
-fn tensor(ggml_type: GgmlType, n: usize, k: usize, numbers: &mut Numbers) -> Vec<u8> {
-    let mut bytes: Vec<u8> = (0..n * ggml_type.row_bytes(k).unwrap())
-        .map(|_| (numbers.bits() >> 24) as u8)
-        .collect();
-    for block in bytes.chunks_exact_mut(ggml_type.block_bytes()) {
-        block[..2].copy_from_slice(&f16::from_f32(numbers.unit() * 0.02).to_le_bytes());
-        if ggml_type == GgmlType::Q4_1 {
-            block[2..4].copy_from_slice(&f16::from_f32(numbers.unit() * 0.1).to_le_bytes());
-        }
-    }
-    bytes
-}
-
-/// 16 activations as the kernels round them: scale and integers.
-fn rounded(x: &[f32]) -> (f32, Vec<i32>) {
-    let largest = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
-    let (d, inverse) = if largest < 1e-30 {
-        (0.0, 0.0)
-    } else {
-        (largest / 127.0, 127.0 / largest)
-    };
-    (d, x.iter().map(|x| (x * inverse).round_ties_even() as i32).collect())
-}
-
-/// One output of a quantised product, straight from the file's blocks: what the kernels are defined to compute.
-fn quantised_output(ggml_type: GgmlType, row: &[u8], x: &[f32], passes: usize) -> f32 {
-    let mut acc = [0.0f32; 2];
-    for (block, x) in row.chunks_exact(ggml_type.block_bytes()).zip(x.chunks_exact(32)) {
-        let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-        let (ws, min): (Vec<i32>, f32) = match ggml_type {
-            GgmlType::Q8_0 => (block[2..].iter().map(|&q| i32::from(q.cast_signed())).collect(), 0.0),
-            _ => {
-                let (header, min) = if ggml_type == GgmlType::Q4_1 {
-                    (4, half(2))
-                } else {
-                    (2, -8.0 * half(0))
-                };
-                let low = block[header..].iter().map(|&q| i32::from(q & 15));
-                (
-                    low.chain(block[header..].iter().map(|&q| i32::from(q >> 4))).collect(),
-                    min,
-                )
-            }
-        };
-        let mut x = x.to_vec();
-        for acc in &mut acc[..passes] {
-            let halves = [rounded(&x[..16]), rounded(&x[16..])];
-            let dot =
-                |h: usize| -> f32 { ws[16 * h..].iter().zip(&halves[h].1).map(|(w, x)| w * x).sum::<i32>() as f32 };
-            let sum = |h: usize| -> f32 { halves[h].1.iter().sum::<i32>() as f32 };
-            *acc = dot(1).mul_add(halves[1].0, dot(0) * halves[0].0).mul_add(half(0), *acc);
-            if ggml_type != GgmlType::Q8_0 {
-                *acc = min.mul_add(halves[0].0 * sum(0) + halves[1].0 * sum(1), *acc);
-            }
-            for (i, x) in x.iter_mut().enumerate() {
-                let (d, qs) = &halves[i / 16];
-                *x -= d * qs[i % 16] as f32;
-            }
-        }
-    }
-    acc[0] + acc[1]
-}
 
 fn forward(linear: &Linear, cpu: &Cpu, x: &[f32]) -> Vec<f32> {
     let m = x.len() / linear.k();
@@ -85,33 +20,100 @@ fn forward(linear: &Linear, cpu: &Cpu, x: &[f32]) -> Vec<f32> {
 #[test]
 fn quantised_products_are_those_of_the_blocks() {
     let mut numbers = Numbers::new(3);
-    for (n, k) in [(16, 32), (1, 32), (49, 96), (176, 576), (15, 64)] {
+    for (n, blocks) in [(16usize, 1usize), (1, 1), (49, 3), (176, 18), (15, 2), (33, 5)] {
         for ggml_type in QUANTISED {
+            // So many blocks of 32, or as few super-blocks of 256 as have them.
+            let k = (32 * blocks).next_multiple_of(ggml_type.block_len());
             let data = tensor(ggml_type, n, k, &mut numbers);
-            let mut x = numbers.units(3 * k);
+            let mut x = numbers.units(64 * k);
             x[k..k + 32].fill(0.0); // a block without a scale
             x[2 * k + 16..2 * k + 32].fill(0.0); // half a block
-            let row = data.len() / n;
+            let weights: Vec<&[u8]> = data.chunks_exact(data.len() / n).collect();
             for (mode, passes) in [(LinearMode::Quantised, 1), (LinearMode::Precise, 2)] {
                 let linear = Linear::from_ggml(ggml_type, n, k, &data, mode).unwrap();
-                let expected: Vec<f32> = x
-                    .chunks_exact(k)
-                    .flat_map(|x| {
-                        data.chunks_exact(row)
-                            .map(|w| quantised_output(ggml_type, w, x, passes))
-                            .collect::<Vec<_>>()
-                    })
-                    .collect();
-                for cpu in cpus() {
-                    let found = forward(&linear, &cpu, &x);
-                    let level = cpu.level().as_str();
+                let row = |x: &[f32]| -> Vec<f32> {
+                    let output = |w: &&[u8]| quantised_output(ggml_type, w, x, passes);
+                    weights.iter().map(output).collect()
+                };
+                let expected: Vec<f32> = x.chunks_exact(k).flat_map(row).collect();
+                for (cpu, m) in cpus()
+                    .iter()
+                    .flat_map(|cpu| (1..=17).chain([64]).map(move |m| (cpu, m)))
+                {
                     assert_eq!(
-                        bits(&found),
-                        bits(&expected),
-                        "{ggml_type:?} {mode:?} {n} x {k}, {level}"
+                        bits(&forward(&linear, cpu, &x[..m * k])),
+                        bits(&expected[..m * n]),
+                        "{ggml_type:?} {mode:?} {n} x {k}, {m} rows, {}",
+                        cpu.level().as_str()
                     );
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn halves_are_widened_exactly() {
+    let mut numbers = Numbers::new(11);
+    for (n, k) in [(16, 1), (1, 7), (49, 33), (177, 100)] {
+        for ggml_type in HALVES {
+            let data = tensor(ggml_type, n, k, &mut numbers);
+            let mut w = vec![0.0; n * k];
+            dequantise(ggml_type, &data, &mut w).unwrap();
+            let floats = Linear::from_f32(n, k, &w).unwrap();
+            let x = numbers.units(13 * k);
+            for mode in [LinearMode::Quantised, LinearMode::Float32] {
+                let linear = Linear::from_ggml(ggml_type, n, k, &data, mode).unwrap();
+                assert_eq!(2 * linear.bytes(), floats.bytes());
+                for (cpu, m) in cpus().iter().flat_map(|cpu| (1..=13).map(move |m| (cpu, m))) {
+                    assert_eq!(
+                        bits(&forward(&linear, cpu, &x[..m * k])),
+                        bits(&forward(&floats, cpu, &x[..m * k])),
+                        "{ggml_type:?} {n} x {k}, {m} rows, {}",
+                        cpu.level().as_str()
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn packed_weights_are_hardly_larger_than_the_file() {
+    let mut numbers = Numbers::new(12);
+    for ggml_type in QUANTISED.into_iter().chain(HALVES) {
+        let data = tensor(ggml_type, 64, 512, &mut numbers);
+        let linear = Linear::from_ggml(ggml_type, 64, 512, &data, LinearMode::Quantised).unwrap();
+        let ratio = linear.bytes() as f64 / data.len() as f64;
+        assert!(
+            (1.0..1.04).contains(&ratio),
+            "{ggml_type:?}: {ratio} times the file's size"
+        );
+    }
+}
+
+#[test]
+fn several_threads_pack_the_same() {
+    let mut numbers = Numbers::new(13);
+    let (n, k) = (1500, 1024);
+    for ggml_type in [GgmlType::Q8_0, GgmlType::Q6K, GgmlType::F16] {
+        let mut data = tensor(ggml_type, n, k, &mut numbers);
+        let pack = |data: &[u8], threads| Linear::from_ggml_on(ggml_type, n, k, data, LinearMode::Quantised, threads);
+        let (cpu, x) = (Cpu::new(1).unwrap(), numbers.units(k));
+        let expected = forward(&pack(&data, 1).unwrap(), &cpu, &x);
+        for threads in [2, 3, 64] {
+            assert_eq!(
+                bits(&forward(&pack(&data, threads).unwrap(), &cpu, &x)),
+                bits(&expected),
+                "{threads} threads"
+            );
+        }
+        // A scale that only the last thread sees.
+        if let Some(&at) = scale_bytes(ggml_type).first() {
+            let block = data.len() - ggml_type.block_bytes();
+            data[block + at..][..2].copy_from_slice(&f16::NAN.to_le_bytes());
+            let message = pack(&data, 3).err().map(|e| e.to_string()).unwrap_or_default();
+            assert!(message.contains("weight row 1499, block "), "{message}");
         }
     }
 }
@@ -134,10 +136,10 @@ fn float_products_take_k_in_order() {
     }
 }
 
-/// One matrix of every kind.
+/// One matrix of every kind. `k` must be a multiple of 256.
 fn matrices(n: usize, k: usize, numbers: &mut Numbers) -> Vec<Linear> {
     let mut matrices = vec![Linear::from_f32(n, k, &numbers.units(n * k)).unwrap()];
-    for ggml_type in QUANTISED {
+    for ggml_type in QUANTISED.into_iter().chain(HALVES) {
         let data = tensor(ggml_type, n, k, numbers);
         for mode in [LinearMode::Quantised, LinearMode::Precise] {
             matrices.push(Linear::from_ggml(ggml_type, n, k, &data, mode).unwrap());
@@ -149,7 +151,7 @@ fn matrices(n: usize, k: usize, numbers: &mut Numbers) -> Vec<Linear> {
 #[test]
 fn a_row_does_not_depend_on_its_batch() {
     let mut numbers = Numbers::new(5);
-    let (n, k) = (151, 160);
+    let (n, k) = (151, 256);
     let x = numbers.units(40 * k);
     for linear in matrices(n, k, &mut numbers) {
         for cpu in cpus() {
@@ -177,7 +179,7 @@ fn a_row_does_not_depend_on_its_batch() {
 #[test]
 fn threads_do_not_change_a_bit() {
     let mut numbers = Numbers::new(6);
-    let k = 96;
+    let k = 256;
     for n in [1, 16, 40, 150] {
         let x = numbers.units(11 * k);
         for linear in matrices(n, k, &mut numbers) {
@@ -197,11 +199,11 @@ fn threads_do_not_change_a_bit() {
 #[test]
 fn products_of_the_same_rows_are_those_of_each() {
     let mut numbers = Numbers::new(7);
-    let (m, n, k) = (5, 24, 64);
+    let (m, n, k) = (5, 24, 256);
     let (cpu, x) = (Cpu::new(1).unwrap(), numbers.units(m * k));
     for mode in [LinearMode::Quantised, LinearMode::Precise] {
         let mut matrices = vec![Linear::from_f32(n, k, &numbers.units(n * k)).unwrap()];
-        for ggml_type in QUANTISED {
+        for ggml_type in [GgmlType::Q4_1, GgmlType::Q8_0, GgmlType::Q6K] {
             let data = tensor(ggml_type, n, k, &mut numbers);
             matrices.push(Linear::from_ggml(ggml_type, n, k, &data, mode).unwrap());
         }
@@ -238,7 +240,7 @@ fn products_of_the_same_rows_are_those_of_each() {
 #[test]
 fn fused_rows_are_those_of_the_steps_one_by_one() {
     let mut numbers = Numbers::new(12);
-    let (m, n, k) = (5, 40, 96);
+    let (m, n, k) = (5, 40, 256);
     let (x, up, weight) = (numbers.units(m * k), numbers.units(m * k), numbers.units(k));
     let plain = Cpu::with_level(CpuLevel::Portable, 1).unwrap();
     let mut normed = vec![0.0; m * k];
@@ -286,7 +288,7 @@ fn fused_rows_are_those_of_the_steps_one_by_one() {
 #[test]
 fn int8_activations_cost_less_than_one_percent() {
     let mut numbers = Numbers::new(8);
-    let (m, n, k) = (4, 64, 576);
+    let (m, n, k) = (4, 64, 768);
     for ggml_type in QUANTISED {
         let data = tensor(ggml_type, n, k, &mut numbers);
         let x = numbers.units(m * k);
@@ -320,7 +322,7 @@ fn int8_activations_cost_less_than_one_percent() {
 #[test]
 fn what_is_not_finite_stays_in_its_row() {
     let mut numbers = Numbers::new(9);
-    let (n, k) = (20, 64);
+    let (n, k) = (20, 256);
     for linear in matrices(n, k, &mut numbers) {
         for cpu in cpus() {
             let clean = numbers.units(3 * k);
@@ -373,6 +375,16 @@ fn wrong_sizes_and_scales_are_named() {
     let mut data = [0u8; 80];
     data[62..64].copy_from_slice(&f16::INFINITY.to_le_bytes());
     assert!(load(2, 64, &data).contains("weight row 1, block 1: scale inf"));
+    for ggml_type in QUANTISED {
+        let (len, size) = (ggml_type.block_len(), ggml_type.block_bytes());
+        for &at in scale_bytes(ggml_type) {
+            let mut data = tensor(ggml_type, 3, 2 * len, &mut Numbers::new(14));
+            data[5 * size + at..][..2].copy_from_slice(&f16::NEG_INFINITY.to_le_bytes());
+            let found = message(Linear::from_ggml(ggml_type, 3, 2 * len, &data, LinearMode::Quantised));
+            let expected = format!("weight row 2, block {}: scale -inf", len / 32);
+            assert!(found.contains(&expected), "{ggml_type:?}: {found}");
+        }
+    }
     assert!(message(Linear::from_f32(2, 3, &[0.0; 5])).contains("number of weights is 5, must be 6"));
 
     let linear = Linear::from_f32(2, 3, &[1.0; 6]).unwrap();
