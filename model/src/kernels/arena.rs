@@ -26,7 +26,7 @@ const ALIGN: usize = 64;
 /// A mapping that buffers share. It goes when the last of them goes.
 struct Chunk {
     /// Never read or written as a whole: only through the buffers' own parts.
-    map: MmapMut,
+    _map: MmapMut,
 }
 
 /// The chunk from which small buffers are cut, and where its free part starts.
@@ -58,7 +58,7 @@ fn map(bytes: usize) -> Result<(Chunk, usize), KernelError> {
         tracing::debug!(%error, "no huge pages for the weights");
     }
     let start = (map.as_mut_ptr() as usize).next_multiple_of(HUGE_PAGE);
-    Ok((Chunk { map }, start))
+    Ok((Chunk { _map: map }, start))
 }
 
 /// `bytes` zeroed bytes at an aligned address, nobody else's as long as the chunk lives.
