@@ -2,6 +2,8 @@
 //!
 //! `target/release/examples/step_cost [SEQUENCES] [CONTEXT]`
 
+#![allow(clippy::print_stdout, reason = "a benchmark prints")]
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -331,7 +331,8 @@ impl Bench {
         );
         let block_tokens = self.engine.limits().block_tokens;
         // By block: the block before it and its tokens, if it is full.
-        let mut seen: BTreeMap<BlockId, Option<(Option<BlockId>, Vec<u32>)>> = BTreeMap::new();
+        type Held = (Option<BlockId>, Vec<u32>);
+        let mut seen: BTreeMap<BlockId, Option<Held>> = BTreeMap::new();
         for id in self.observed.keys() {
             let Some(table) = self.engine.block_table(*id) else {
                 continue;
