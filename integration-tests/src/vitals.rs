@@ -17,10 +17,8 @@ const BLOCKS: &str = "baton_node_blocks";
 pub struct Blocks {
     /// All.
     pub total: u64,
-    /// Free, by the node's last report.
-    pub free: u64,
-    /// Kept only as prefix cache, by the node's last report.
-    pub cached: u64,
+    /// Owned by nobody, by the node's last report: free, or kept only as prefix cache.
+    pub unowned: u64,
     /// Booked by the coordinator.
     pub booked: u64,
 }
@@ -48,8 +46,7 @@ impl Vitals {
             let blocks = nodes.entry(node.to_owned()).or_default();
             match label(series, "kind") {
                 Some("total") => blocks.total = value,
-                Some("free") => blocks.free = value,
-                Some("cached") => blocks.cached = value,
+                Some("free" | "cached") => blocks.unowned += value,
                 Some("booked") => blocks.booked = value,
                 other => bail!("unknown kind {other:?} in {series}"),
             }
@@ -70,7 +67,7 @@ impl Vitals {
 
     /// True if nothing is going on and everything has been given back, on the given number of nodes.
     pub fn is_idle(&self, nodes: usize) -> bool {
-        let free = |blocks: &Blocks| blocks.free + blocks.cached == blocks.total && blocks.booked == 0;
+        let free = |blocks: &Blocks| blocks.unowned == blocks.total && blocks.booked == 0;
         self.nodes.len() == nodes && self.nodes.values().all(free) && self.waiting == 0 && self.running == 0
     }
 }
