@@ -10,14 +10,17 @@ pub fn root() -> PathBuf {
     here.parent().unwrap_or(here).to_path_buf()
 }
 
-/// A binary of this workspace, from the same target directory and profile as the running test.
+/// A binary of this workspace, from the same target directory and profile as the running test or program.
 pub fn binary(name: &str) -> Result<PathBuf> {
-    let test = std::env::current_exe().context("where the test's own binary is")?;
-    // <target>/<profile>/deps/<test>
-    let profile = test
-        .parent()
-        .and_then(Path::parent)
-        .context("the test's binary has no profile directory")?;
+    let own = std::env::current_exe().context("where the running program is")?;
+    // <target>/<profile>/deps/<test>, <target>/<profile>/examples/<example> or <target>/<profile>/<program>
+    let folder = own.parent().context("the running program has no folder")?;
+    let profile = match folder.file_name().and_then(std::ffi::OsStr::to_str) {
+        Some("deps" | "examples") => folder
+            .parent()
+            .context("the running program has no profile directory")?,
+        _ => folder,
+    };
     let path = profile.join(name);
     if !path.is_file() {
         bail!(

@@ -85,6 +85,8 @@ fn wrong_arguments_are_refused_by_name() -> Result<()> {
         );
     }
     assert!(refused(&["engine"])?.contains("--model"));
+    assert!(refused(&["interfere", "--model", model, "--streams", "0"])?.contains("--streams"));
+    assert!(refused(&["memory", "--model", model, "--kv-pool-tokens", "1"])?.contains("--kv-pool-tokens"));
     // llama-bench reads files, but there is none on the PATH.
     let file = Path::new(model).join("config.json");
     let file = file.to_str().context("not UTF-8")?;

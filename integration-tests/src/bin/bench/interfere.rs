@@ -20,6 +20,8 @@ use crate::{mixed, pin};
 
 /// Tokens that a decoding stream starts with, about.
 const CONTEXT_WORDS: usize = 480;
+/// Tokens that a stream may generate: more than it can while it waits for the others and is measured.
+const ROOM: usize = 2048;
 /// Time between the last stream's first token and the first gap that counts.
 const SETTLE: Duration = Duration::from_millis(300);
 /// Longest wait for a first token.
@@ -133,7 +135,8 @@ struct Pair {
 
 async fn separate(args: &Args) -> Result<Value> {
     let mut spec = ClusterSpec::pair(args.model.clone());
-    spec.settings = args.set.clone();
+    spec.settings.push(format!("limits.max_iter_times={ROOM}"));
+    spec.settings.extend(args.set.iter().cloned());
     let mut cluster = Cluster::start(spec).await?;
     let mut raised = pin::raise(std::process::id())?;
     for (name, core) in [
@@ -262,7 +265,7 @@ impl Pair {
             let request = self
                 .client
                 .post(format!("{}/generate_stream", self.cluster.url()))
-                .json(&body(&text, 512));
+                .json(&body(&text, ROOM));
             running.spawn(async move {
                 let answer = request.send().await?;
                 ensure!(answer.status() == 200, "status {}", answer.status());
