@@ -135,7 +135,7 @@ pub fn load_with(
     let (name, vocab_size, max_positions) = (arch.name.clone(), arch.vocab_size, arch.max_positions);
 
     let weights_failed = |source| LoadError::Weights { path: path(), source };
-    let mut loader = WeightLoader::open(files, mode, &format!("{arch:?}")).map_err(weights_failed)?;
+    let mut loader = WeightLoader::open(files, mode, cpu.threads(), &format!("{arch:?}")).map_err(weights_failed)?;
     let tied = arch.tied_head;
     let decoder = Decoder::load(arch, cpu, positions, &mut loader).map_err(weights_failed)?;
     let weights_hash = loader.finish(tied).map_err(weights_failed)?;

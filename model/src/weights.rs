@@ -1,6 +1,6 @@
 //! Reads a model's tensors from a GGUF file or safetensors, checks their shapes, hashes and packs them.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 
 use indexed::SafeTensorFiles;
@@ -143,13 +143,22 @@ pub(crate) struct WeightLoader<'a> {
     store: Store<'a>,
     naming: Naming,
     mode: LinearMode,
+    /// Threads that pack a matrix.
+    threads: usize,
     hash: Xxh3,
     used: HashSet<String>,
+    /// Types without a kernel, with the number of their matrices.
+    widened: BTreeMap<&'static str, usize>,
 }
 
 impl<'a> WeightLoader<'a> {
     /// Opens the weights. `description` is whatever else decides the function they compute; it enters the hash.
-    pub(crate) fn open(files: &'a ModelFiles, mode: LinearMode, description: &str) -> Result<Self, WeightError> {
+    pub(crate) fn open(
+        files: &'a ModelFiles,
+        mode: LinearMode,
+        threads: usize,
+        description: &str,
+    ) -> Result<Self, WeightError> {
         let (store, naming) = match files.source() {
             Source::Gguf(file) => (Store::Gguf(file), Naming::Gguf),
             Source::Directory(directory) => (
@@ -163,8 +172,10 @@ impl<'a> WeightLoader<'a> {
             store,
             naming,
             mode,
+            threads,
             hash,
             used: HashSet::new(),
+            widened: BTreeMap::new(),
         })
     }
 
@@ -212,9 +223,21 @@ impl<'a> WeightLoader<'a> {
 
     /// A matrix of `n` outputs and `k` inputs, packed.
     pub(crate) fn matrix(&mut self, tensor: Tensor, n: usize, k: usize) -> Result<Linear, WeightError> {
-        let mode = self.mode_of(tensor);
+        let (mode, threads) = (self.mode_of(tensor), self.threads);
         let (name, view) = self.take(tensor, &[n, k])?;
-        Linear::from_ggml(view.kind, n, k, view.bytes, mode).map_err(|source| WeightError::Kernel { name, source })
+        let kind = view.kind;
+        let packed = Linear::from_ggml_on(kind, n, k, view.bytes, mode, threads)
+            .map_err(|source| WeightError::Kernel { name, source })?;
+        self.note(kind);
+        Ok(packed)
+    }
+
+    /// Counts a matrix whose type has no kernel.
+    fn note(&mut self, kind: GgmlType) {
+        let float = matches!(kind, GgmlType::F32 | GgmlType::F16 | GgmlType::Bf16);
+        if self.mode != LinearMode::Float32 && !float && !kind.has_int8_kernel() {
+            *self.widened.entry(kind.as_str()).or_default() += 1;
+        }
     }
 
     /// The embedding matrix, and the same packed as the output matrix if `tied`.
@@ -224,26 +247,34 @@ impl<'a> WeightLoader<'a> {
         hidden: usize,
         tied: bool,
     ) -> Result<(Embedding, Option<Linear>), WeightError> {
-        let mode = self.mode_of(Tensor::Head);
+        let (mode, threads) = (self.mode_of(Tensor::Head), self.threads);
         let (name, view) = self.take(Tensor::Embedding, &[vocab, hidden])?;
         let packed = tied
-            .then(|| Linear::from_ggml(view.kind, vocab, hidden, view.bytes, mode))
+            .then(|| Linear::from_ggml_on(view.kind, vocab, hidden, view.bytes, mode, threads))
             .transpose();
         let head = packed.map_err(|source| WeightError::Kernel { name, source })?;
-        Ok((
-            Embedding {
-                kind: view.kind,
-                bytes: view.bytes.to_vec(),
-            },
-            head,
-        ))
+        let embedding = Embedding {
+            kind: view.kind,
+            bytes: view.bytes.to_vec(),
+        };
+        if head.is_some() {
+            self.note(embedding.kind);
+        }
+        Ok((embedding, head))
     }
 
-    /// Ends the loading: the hash of everything that was taken.
+    /// Ends the loading: the hash of everything that was taken. The log says which types have no kernel.
     ///
     /// # Errors
     /// [`WeightError::Unused`] if the files hold weights that nobody took.
     pub(crate) fn finish(self, tied: bool) -> Result<u128, WeightError> {
+        for (kind, matrices) in &self.widened {
+            tracing::warn!(
+                kind,
+                matrices,
+                "no kernel for weights of this type: they become f32, larger and slower"
+            );
+        }
         let harmless = |name: &str| {
             // Buffers that old checkpoints store, and a copy of the embedding.
             name.ends_with(".rotary_emb.inv_freq") || tied && name == Naming::HuggingFace.name(Tensor::Head)
