@@ -66,7 +66,17 @@ pub(crate) struct Buffers {
     attended: Vec<f32>,
     gate: Vec<f32>,
     up: Vec<f32>,
+    /// Empty: memory for the lists of a step's sequences.
+    lists: [Vec<SequenceRows<'static>>; 2],
     kernels: Scratch,
+}
+
+/// An empty list for a step, in the memory of an empty one of another step.
+fn recycled<'a>(list: &mut Vec<SequenceRows<'_>>) -> Vec<SequenceRows<'a>> {
+    let mut empty = std::mem::take(list);
+    empty.clear();
+    // Collecting in place keeps the memory; no element changes its lifetime, since there is none.
+    empty.into_iter().filter_map(|_| None).collect()
 }
 
 /// A run of rows of one sequence whose hidden states are wanted after the last layer.
@@ -135,15 +145,12 @@ impl Decoder {
     ) -> Result<(&'b [f32], &'b mut Scratch), KernelError> {
         let rows = plan.token_ids.len();
         self.embed(plan, buffers)?;
-        let all: Vec<SequenceRows<'_>> = plan
-            .sequences
-            .iter()
-            .map(|s| SequenceRows {
-                rows: s.rows.range(),
-                first_position: s.start_position as usize,
-                blocks: &plan.block_ids[s.blocks.range()],
-            })
-            .collect();
+        let mut all = recycled(&mut buffers.lists[0]);
+        all.extend(plan.sequences.iter().map(|s| SequenceRows {
+            rows: s.rows.range(),
+            first_position: s.start_position as usize,
+            blocks: &plan.block_ids[s.blocks.range()],
+        }));
         for (index, layer) in self.layers.iter().enumerate() {
             self.project(layer, rows, buffers)?;
             store(&self.cpu, access, index as u32, &all, buffers, self.kv_width());
@@ -153,15 +160,17 @@ impl Decoder {
                 self.finish_layer(layer, rows, buffers)?;
             }
         }
+        buffers.lists[0] = recycled(&mut all);
         let Some(last) = self.layers.last() else {
             return Ok((&[], &mut buffers.kernels));
         };
         // Only wanted rows have a use for the rest of the last layer.
-        let (some, count) = self.compact(plan, wanted, buffers);
+        let (mut some, count) = self.compact(plan, wanted, buffers);
         if count > 0 {
             self.attend(self.layers.len() as u32 - 1, &some, count, access, buffers)?;
             self.finish_layer(last, count, buffers)?;
         }
+        buffers.lists[1] = recycled(&mut some);
         let hidden = &mut buffers.x[..count * self.config.hidden_size];
         rms_norm_in_place(&self.cpu, hidden, &self.output_norm, self.config.norm_eps)?;
         Ok((hidden, &mut buffers.kernels))
@@ -294,7 +303,7 @@ impl Decoder {
         b: &mut Buffers,
     ) -> (Vec<SequenceRows<'a>>, usize) {
         let mut count = 0;
-        let mut sequences = Vec::with_capacity(wanted.len());
+        let mut sequences = recycled(&mut b.lists[1]);
         for run in wanted {
             let s = &plan.sequences[run.sequence];
             let from = s.rows.start as usize + run.first;
