@@ -196,7 +196,7 @@ impl Decoder {
         let hidden = self.config.hidden_size;
         let x = sized(&mut buffers.x, plan.token_ids.len() * hidden);
         for (&token, row) in plan.token_ids.iter().zip(x.chunks_exact_mut(hidden)) {
-            self.embedding.row(token, row)?;
+            self.embedding.row(&self.head, token, row)?;
         }
         buffers.positions.clear();
         for s in &plan.sequences {

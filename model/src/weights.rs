@@ -120,21 +120,29 @@ impl Store<'_> {
     }
 }
 
-/// The embedding matrix in the file's element type; rows become f32 when they are looked up.
-pub(crate) struct Embedding {
-    kind: GgmlType,
-    bytes: Vec<u8>,
+/// Where the rows of the embedding matrix are.
+pub(crate) enum Embedding {
+    /// A copy of the tensor, in the file's element type.
+    Own { kind: GgmlType, bytes: Vec<u8> },
+    /// In the packed output matrix, which is the same tensor.
+    Head,
 }
 
 impl Embedding {
     /// The row of `token`, which must be below the vocabulary size.
-    pub(crate) fn row(&self, token: u32, out: &mut [f32]) -> Result<(), KernelError> {
-        embedding_row(self.kind, &self.bytes, token as usize, out)
+    pub(crate) fn row(&self, head: &Linear, token: u32, out: &mut [f32]) -> Result<(), KernelError> {
+        match self {
+            Self::Own { kind, bytes } => embedding_row(*kind, bytes, token as usize, out),
+            Self::Head => head.row(token as usize, out),
+        }
     }
 
-    /// Bytes that are kept.
+    /// Bytes that are kept beside the output matrix.
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes.len()
+        match self {
+            Self::Own { bytes, .. } => bytes.len(),
+            Self::Head => 0,
+        }
     }
 }
 
@@ -253,12 +261,16 @@ impl<'a> WeightLoader<'a> {
             .then(|| Linear::from_ggml_on(view.kind, vocab, hidden, view.bytes, mode, threads))
             .transpose();
         let head = packed.map_err(|source| WeightError::Kernel { name, source })?;
-        let embedding = Embedding {
-            kind: view.kind,
-            bytes: view.bytes.to_vec(),
+        let kind = view.kind;
+        let embedding = match &head {
+            Some(head) if head.has_rows() => Embedding::Head,
+            _ => Embedding::Own {
+                kind,
+                bytes: view.bytes.to_vec(),
+            },
         };
         if head.is_some() {
-            self.note(embedding.kind);
+            self.note(kind);
         }
         Ok((embedding, head))
     }

@@ -104,6 +104,10 @@ impl Linear {
         Ok(Self { n, k, packed, passes })
     }
 
+    pub(super) fn packed(&self) -> &Packed {
+        &self.packed
+    }
+
     /// Output features.
     pub fn n(&self) -> usize {
         self.n

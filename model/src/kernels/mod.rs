@@ -41,6 +41,7 @@ mod peak;
 mod plain;
 pub mod roofline;
 mod rope;
+mod rows;
 mod shared;
 mod softmax;
 mod team;
