@@ -126,7 +126,8 @@ async fn a_node_that_does_not_fit_reads_why() {
     let mut other = hello(Role::Decode, "d1", 1);
     other.protocol_version = 9;
     let reason = coordinator.refuses(other).await;
-    assert_eq!(reason, "protocol version: cluster has 1, node has 9");
+    let ours = protocol::PROTOCOL_VERSION;
+    assert_eq!(reason, format!("protocol version: cluster has {ours}, node has 9"));
     assert_eq!(coordinator.handle.status().nodes.len(), 2);
 }
 

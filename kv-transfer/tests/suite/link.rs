@@ -431,7 +431,9 @@ async fn garbage_on_a_stream_of_the_kv_plane_is_refused() {
         .await
         .expect("a link");
     let (mut send, mut receive) = link.connection.open_bi().await.expect("a stream");
-    let mut garbage = vec![5, 0, 0, 0, 1, 0];
+    // Length and version of a message, then bytes that are none.
+    let mut garbage = vec![5, 0, 0, 0];
+    garbage.extend_from_slice(&protocol::PROTOCOL_VERSION.to_le_bytes());
     garbage.extend_from_slice(&[0xFF; 5]);
     send.write_chunk(Bytes::from(garbage)).await.expect("sent");
     let reply = soon("the reply", runtime::framing::read_message(&mut receive, 1 << 16))

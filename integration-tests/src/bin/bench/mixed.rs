@@ -84,10 +84,19 @@ pub(crate) async fn run(setting: &Setting) -> Result<Value> {
 }
 
 async fn measure(setting: &Setting, node: &mut Node) -> Result<Value> {
-    // Alone, for what a prompt's tokens cost.
-    let start = Clock.now();
-    node.first_token(setting.prompt).await?;
-    let alone = start.elapsed();
+    // Alone, for what a prompt's tokens cost: those at its end, which see the most others, cost most.
+    let last = (setting.prompt / 8).max(1);
+    let (mut alone, mut each) = (Vec::new(), Vec::new());
+    for _ in 0..setting.rounds.max(3) {
+        let shorter = node.alone((setting.prompt - last).max(1)).await?;
+        let whole = node.alone(setting.prompt).await?;
+        alone.push(whole);
+        each.push((whole - shorter) / last as f64);
+    }
+    let alone = Alone {
+        seconds: median(alone),
+        each_ms: 1e3 * median(each),
+    };
     let mut followers: Vec<JoinHandle<Vec<Instant>>> = Vec::new();
     let mut stop = Vec::new();
     for _ in 0..setting.streams {
@@ -128,22 +137,29 @@ async fn measure(setting: &Setting, node: &mut Node) -> Result<Value> {
         );
         rounds.push((calm, busy, to - from));
     }
-    Ok(report(setting, alone, &rounds))
+    Ok(report(setting, &alone, &rounds))
 }
 
-fn report(setting: &Setting, alone: Duration, rounds: &[(Gaps, Gaps, Duration)]) -> Value {
+/// The prompt on the idle node.
+struct Alone {
+    seconds: f64,
+    /// Milliseconds for each of its last tokens.
+    each_ms: f64,
+}
+
+fn report(setting: &Setting, alone: &Alone, rounds: &[(Gaps, Gaps, Duration)]) -> Value {
     let of = |pick: &dyn Fn(&(Gaps, Gaps, Duration)) -> f64| median(rounds.iter().map(pick).collect());
     let (calm, worst) = (of(&|round| round.0.quantile(0.5)), of(&|round| round.1.largest()));
     let during = of(&|round| round.1.quantile(0.5));
-    let each = 1e3 * alone.as_secs_f64() / setting.prompt as f64;
-    // The delay, in tokens of a prompt that is computed alone.
+    let each = alone.each_ms;
+    // The delay, in tokens at the end of a prompt that is computed alone.
     let rows = (worst - calm) / each;
     let budget = setting.config.engine.mixed_prefill_tokens;
     println!(
         "one mixed node: gap p50 {calm:.2} ms calm, {during:.2} ms while a prompt is computed, worst {worst:.2} ms: a delay worth \
-         {rows:.0} of the prompt's tokens ({each:.3} ms each when alone), budget engine.mixed_prefill_tokens = {budget}; prompt {:.2} s against {:.2} s alone (medians of {} rounds)",
+         {rows:.0} of the prompt's tokens ({each:.3} ms for each of its last ones when alone), budget engine.mixed_prefill_tokens = {budget}; prompt {:.2} s against {:.2} s alone (medians of {} rounds)",
         of(&|round| round.2.as_secs_f64()),
-        alone.as_secs_f64(),
+        alone.seconds,
         rounds.len()
     );
     json!({
@@ -153,7 +169,7 @@ fn report(setting: &Setting, alone: Duration, rounds: &[(Gaps, Gaps, Duration)])
         "delay_rows": rows,
         "budget_rows": budget,
         "prompt_s": of(&|round| round.2.as_secs_f64()),
-        "prompt_alone_s": alone.as_secs_f64(),
+        "prompt_alone_s": alone.seconds,
     })
 }
 
@@ -199,6 +215,13 @@ impl Node {
             cache_key: 0,
         };
         Ok(self.handle.add(spec, None).await?)
+    }
+
+    /// Seconds that a prompt takes to its first token.
+    async fn alone(&mut self, tokens: usize) -> Result<f64> {
+        let start = Clock.now();
+        self.first_token(tokens).await?;
+        Ok(start.elapsed().as_secs_f64())
     }
 
     /// Computes a prompt to its first token.

@@ -24,7 +24,8 @@ fn refusal(bench: &mut Bench, change: impl FnOnce(&mut protocol::control::Hello)
 fn a_node_that_differs_is_refused_by_name_of_what_differs() {
     let mut bench = Bench::with_nodes();
     let reason = refusal(&mut bench, |hello| hello.protocol_version = 9);
-    assert_eq!(reason, "protocol version: cluster has 1, node has 9");
+    let ours = protocol::PROTOCOL_VERSION;
+    assert_eq!(reason, format!("protocol version: cluster has {ours}, node has 9"));
     let reason = refusal(&mut bench, |hello| hello.node = NodeId("p7".to_owned()));
     assert_eq!(reason, "name: certificate says decode d9, node says decode p7");
     let reason = refusal(&mut bench, |hello| hello.role = Role::Prefill);
