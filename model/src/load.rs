@@ -17,7 +17,7 @@ use crate::weights::{WeightError, WeightLoader};
 
 /// Generation of the arithmetic: goes up when a change of the kernels changes bits, so that nodes of different versions do
 /// not serve one request together.
-const ARITHMETIC: u32 = 2;
+const ARITHMETIC: u32 = 3;
 
 /// A model in memory, ready to compute steps.
 pub struct LoadedModel {

@@ -119,7 +119,7 @@ pub struct ModelIdentity {
     pub tokenizer_hash: u64,
     /// Hash of all weight bytes and shapes.
     pub weights_hash: u128,
-    /// Arithmetic of the node: compute mode and CPU feature level (for example `quantised-2/avx512-vnni/f16`). Nodes that
+    /// Arithmetic of the node: compute mode and CPU feature level (for example `quantised-3/avx512-vnni/f16`). Nodes that
     /// would round differently must not serve one request together.
     pub numerics: String,
 }
