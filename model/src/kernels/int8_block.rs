@@ -75,7 +75,14 @@ impl Int8Block {
     /// What rounding has taken away: `x` minus this block's values.
     #[inline(always)]
     pub(super) fn remainder(&self, x: &[f32; BLOCK]) -> [f32; BLOCK] {
-        std::array::from_fn(|i| x[i] - self.d[i / HALF] * f32::from(self.qs[i]))
+        // A loop: what `from_fn` calls would not be compiled with the CPU's vectors.
+        let mut out = *x;
+        for (i, d) in self.d.into_iter().enumerate() {
+            for (out, &q) in out[i * HALF..][..HALF].iter_mut().zip(&self.qs[i * HALF..][..HALF]) {
+                *out -= d * f32::from(q);
+            }
+        }
+        out
     }
 }
 
