@@ -82,6 +82,24 @@ impl<Q: QuantTile> IntProduct<Q> {
             }
             return;
         }
+        if const { S::INT_TILES == 2 && Q::TALL } {
+            for tile in 0..tiles {
+                for row in (0..rows).step_by(2 * ROWS) {
+                    for pass in 0..self.passes {
+                        let (part, rows) = (self.at(row, tile, pass), rows - row);
+                        // SAFETY: rows and tiles stay within those the caller vouches for.
+                        unsafe {
+                            if rows > ROWS {
+                                part.register_tile::<S, { 2 * ROWS }, 1>(rows);
+                            } else {
+                                part.register_tile::<S, ROWS, 1>(rows);
+                            }
+                        }
+                    }
+                }
+            }
+            return;
+        }
         let mut tile = 0;
         while tile < tiles {
             let width = S::INT_TILES.min(tiles - tile);

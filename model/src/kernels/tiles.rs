@@ -31,6 +31,9 @@ pub(super) trait QuantTile: Copy + Send + Sync + Zeroable {
     /// Blocks of 32 of k in a tile.
     const BLOCKS: usize;
     const FORM: Form;
+    /// Register tiles are 8 rows high and one tile of columns wide instead of 4 and 2: worth it where taking a weight's
+    /// bits apart costs more than loading activations.
+    const TALL: bool = false;
 
     /// What a sum of products starts with: `negative`, minus the sum of the activations, times the offset of the quants;
     /// `negative_128` is 128 times the former.
@@ -264,6 +267,7 @@ impl QuantTile for Q50Tile {
 impl QuantTile for Q51Tile {
     const BLOCKS: usize = 1;
     const FORM: Form = Form::Minimum;
+    const TALL: bool = true;
     start!(none);
 
     #[inline(always)]
@@ -326,6 +330,7 @@ unsafe fn super_scales<S: IntLanes>(scales: *const SuperScales, block: usize) ->
 impl QuantTile for Q4KTile {
     const BLOCKS: usize = 8;
     const FORM: Form = Form::Minimum;
+    const TALL: bool = true;
     start!(none);
 
     #[inline(always)]
@@ -343,6 +348,7 @@ impl QuantTile for Q4KTile {
 impl QuantTile for Q5KTile {
     const BLOCKS: usize = 8;
     const FORM: Form = Form::Minimum;
+    const TALL: bool = true;
     start!(none);
 
     #[inline(always)]
@@ -363,6 +369,7 @@ impl QuantTile for Q5KTile {
 impl QuantTile for Q6KTile {
     const BLOCKS: usize = 8;
     const FORM: Form = Form::Halves;
+    const TALL: bool = true;
 
     start!(5);
 
