@@ -72,6 +72,10 @@ pub(crate) struct Buffers {
 }
 
 /// An empty list for a step, in the memory of an empty one of another step.
+#[allow(
+    clippy::unnecessary_filter_map,
+    reason = "`filter` would keep the elements' lifetime, which has to change"
+)]
 fn recycled<'a>(list: &mut Vec<SequenceRows<'_>>) -> Vec<SequenceRows<'a>> {
     let mut empty = std::mem::take(list);
     empty.clear();
