@@ -1,7 +1,7 @@
 //! Causal attention of a step's rows over paged KV, with grouped heads.
 //!
 //! What one (row, head) computes is fixed by its position alone. Keys are taken in chunks of
-//! [`CHUNK`](super::attention_chunk::CHUNK), which start at multiples of `CHUNK` of the position. Each chunk for itself:
+//! [`CHUNK`], which start at multiples of `CHUNK` of the position. Each chunk for itself:
 //! 1. score\[j\] = sum over d, in order, of q'\[d\] * k\[j\]\[d\], where q' = q * (scale * log2(e));
 //! 2. m = largest score; p\[j\] = 2^(score\[j\] - m); s = the p summed in 16 lanes by j % 16, then as a tree;
 //! 3. o\[d\] = sum over j, in order, of p\[j\] * v\[j\]\[d\].

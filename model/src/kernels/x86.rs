@@ -21,7 +21,7 @@ mod avx512;
 pub(super) use avx2::Avx2;
 pub(super) use avx512::Avx512;
 
-/// The tree of [`Lanes::sum`] from the second step on.
+/// The tree of `Lanes::sum` from the second step on.
 #[inline(always)]
 fn sum_of_eight(x: __m256) -> f32 {
     instructions! {
@@ -31,7 +31,7 @@ fn sum_of_eight(x: __m256) -> f32 {
     }
 }
 
-/// The same for [`Lanes::largest`].
+/// The same for `Lanes::largest`.
 #[inline(always)]
 fn largest_of_eight(x: __m256) -> f32 {
     instructions! {
