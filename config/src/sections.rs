@@ -30,8 +30,9 @@ section! {
         model_name: String = String::new(), Kind::Text(Text::Any);
         /// Further names under which clients may ask for the model.
         model_aliases: Vec<String> = Vec::new(), Kind::List { item: Text::NonEmpty, min_items: 0 };
-        /// How weights are multiplied. "quantised": as they are in the file, with activations rounded to int8; "precise": the
-        /// same with activations of about 15 bits, at twice the arithmetic; "float32": all weights become float32.
+        /// How quantised weights are multiplied; the others are in float32 always. "quantised": as they are in the file, with
+        /// activations rounded to int8 (of query, key, value and head to about 15 bits); "precise": all activations to about
+        /// 15 bits, at up to twice the arithmetic; "float32": widened to float32.
         compute: Compute = Compute::Quantised, Kind::Choice(&["quantised", "precise", "float32"]);
         /// Element type of the KV cache; int8 has a scale for each token and head.
         kv_dtype: KvDtypeConfig = KvDtypeConfig::F16, Kind::Choice(&["f16", "bf16", "int8", "f32"]);
@@ -53,13 +54,16 @@ section! {
         max_batch_tokens: usize = 512, int(1, 65_536);
         /// Most rows of one prompt in one step.
         prefill_chunk_tokens: usize = 256, int(1, 65_536);
-        /// Most rows of prompts in a step that also generates: what a prompt may delay those that generate.
+        /// Most rows of prompts in a step that also generates: what a prompt may delay those that generate. Never more than
+        /// max_batch_tokens leaves.
         mixed_prefill_tokens: usize = 32, int(1, 65_536);
-        /// Keep the KV of computed prompts while there is room, for prompts that begin alike.
+        /// Keep the KV of computed prompts while there is room, for prompts that begin alike. The whole KV pool is resident
+        /// after a while.
         prefix_cache: bool = true, Kind::Bool;
         /// Compute threads.
         threads: usize = 1, int(1, 1_024);
         /// CPU cores that the compute threads are pinned to, one for each, for example "0,2-3"; empty: not pinned.
+        /// Every process needs cores of its own.
         cores: String = String::new(), Kind::Text(Text::Cores);
     }
 }

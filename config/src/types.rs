@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compute {
-    /// As stored: 4 and 8 bit weights against 8 bit activations, everything else as float32.
+    /// Quantised weights as stored, against activations rounded to int8 (query, key, value, head: about 15 bits).
     #[default]
     Quantised,
     /// As stored, against activations of about 15 bits (two int8 passes): about the reference's answers at twice the
     /// arithmetic.
     Precise,
-    /// Everything widened to float32: slower, closest to the reference.
+    /// Quantised weights widened to float32: slower, closest to the reference.
     Float32,
 }
 

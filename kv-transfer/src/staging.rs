@@ -21,7 +21,7 @@ pub(crate) struct Staging {
 #[derive(Debug, Default)]
 struct Spare {
     buffers: Mutex<Vec<Vec<u8>>>,
-    /// Largest buffer that is kept: all of them together are a part of the budget.
+    /// Largest buffer that is kept: all of them together are at most a quarter of the budget, and come on top of it.
     largest: usize,
 }
 

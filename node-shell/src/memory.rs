@@ -13,13 +13,13 @@ use runtime::shutdown::Shutdown;
 use crate::stats;
 
 /// How often the metrics are refreshed.
-const REFRESH: Duration = Duration::from_secs(10);
+const REFRESH: Duration = Duration::from_secs(60);
 /// Type of the entry of `/proc/self/auxv` that holds the size of a page.
 const AT_PAGESZ: u64 = 6;
 /// An entry of `/proc/self/pagemap` whose page is in memory.
 const PRESENT: u64 = 1 << 63;
 
-/// What is resident, in bytes. The parts add up to `resident`.
+/// What is resident, in bytes. The parts add up to `resident` unless some of them have been swapped out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryReport {
     /// All resident memory of the process.

@@ -34,7 +34,10 @@ fn mixed(queries: &[(Query, Continuation)]) -> Vec<(Query, Door)> {
 
 async fn ask(judge: &Judge, query: &Query, endless: &Continuation, door: Door) -> Result<Answer> {
     let most = query.max_tokens.context("a limit")?;
-    Ok(judge.ask(query, most, endless, door).await?.answer)
+    let mut answer = judge.ask(query, most, endless, door).await?.answer;
+    // What came before decides what the prefix cache holds: the one thing in an answer that others may change.
+    answer.cached_tokens = None;
+    Ok(answer)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
