@@ -31,11 +31,14 @@ fn openai_rules() -> openai::request::Rules {
             tokens: 50,
             vocab_size: 300,
         },
-        stops: STOPS,
-        least_seed: 1,
-        fresh_seed: 5,
-        default_temperature: 1.0,
-        default_top_k: 10,
+        shared: openai::shared::SharedRules {
+            vocab_size: 300,
+            stops: STOPS,
+            least_seed: 1,
+            fresh_seed: 5,
+            default_temperature: 1.0,
+            default_top_k: 10,
+        },
     }
 }
 
@@ -173,10 +176,10 @@ proptest! {
         }
         match openai::request::parse(body.to_string().as_bytes(), &openai_rules()) {
             Ok(request) => {
-                let sampling = &request.sampling;
+                let sampling = &request.shared.sampling;
                 prop_assert!(sampling.temperature.is_finite() && sampling.temperature > 0.0);
                 prop_assert!(sampling.top_p > 0.0 && sampling.top_p <= 1.0 && (0.0..=1.0).contains(&sampling.min_p));
-                prop_assert!(request.stop.iter().all(|stop| !stop.is_empty()));
+                prop_assert!(request.shared.stop.iter().all(|stop| !stop.is_empty()));
             }
             Err(error) => {
                 prop_assert!(error.param.is_some(), "{body}: {error:?}");

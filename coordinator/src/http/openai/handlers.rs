@@ -58,6 +58,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
         Prompt::Text(text) => state.encode("prompt", text.into()).await?,
         Prompt::Tokens(tokens) => tokens,
     };
+    let shared = parsed.shared;
     let id = state.id_of(request)?;
     let head = Head {
         id: format!("endpoint_common_{id}"),
@@ -70,13 +71,13 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
         prompt_field: "prompt",
         tokens,
         body_bytes: body.bytes.len(),
-        sampling: parsed.sampling,
+        sampling: shared.sampling,
         max_tokens: parsed.max_tokens,
-        stop_strings: parsed.stop,
-        stop_token_ids: parsed.stop_token_ids,
-        ignore_eos: parsed.ignore_eos,
-        include_stop_str: parsed.include_stop_str,
-        skip_special_tokens: parsed.skip_special_tokens,
+        stop_strings: shared.stop,
+        stop_token_ids: shared.stop_token_ids,
+        ignore_eos: shared.ignore_eos,
+        include_stop_str: shared.include_stop_str,
+        skip_special_tokens: shared.skip_special_tokens,
         prompt_logprobs: false,
     };
     let logprobs = logprobs.map(|count| LogprobsWriter::new(state.prompts.tokenizer().clone(), count));

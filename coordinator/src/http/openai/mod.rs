@@ -6,5 +6,6 @@ pub mod logprobs;
 pub mod models;
 pub mod prompt;
 pub mod request;
+pub mod shared;
 pub mod stream;
 pub mod unbuilt;

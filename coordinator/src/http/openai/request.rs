@@ -1,80 +1,40 @@
 //! The body of `/v1/completions`, field by field.
 
-use std::collections::BTreeSet;
-
-use protocol::sampling::SamplingParams;
-
 use super::prompt::{self, Prompt, PromptLimits};
+use super::shared::{self, MAX_I31, Shared, SharedRules};
 use super::unbuilt;
 use crate::http::error::{ApiError, ErrorKind};
-use crate::http::json::fields::{FieldError, Fields, Range, StopLimits};
-use crate::http::json::raw::{Kind, Raw};
+use crate::http::json::fields::{FieldError, Fields};
+use crate::http::json::raw::Kind;
 use crate::http::json::scan;
-use crate::http::sampling;
 use crate::http::state::HttpState;
 
-/// Most of the API's 31-bit integers.
-const MAX_I31: i64 = 2_147_483_647;
-/// Most different tokens in `stop_token_ids`: nodes look at each of them at every step.
-const MAX_STOP_TOKENS: usize = 4_096;
-
-const FIELDS: &[&str] = &[
-    // Built.
-    "frequency_penalty",
-    "ignore_eos",
-    "include_stop_str_in_output",
+/// Fields that only completions have.
+const OWN: &[&str] = &[
     "logprobs",
     "max_tokens",
-    "min_p",
     "model",
-    "presence_penalty",
     "prompt",
-    "repetition_penalty",
     "return_token_ids",
-    "seed",
-    "skip_special_tokens",
-    "stop",
-    "stop_token_ids",
     "stream",
     "stream_options",
-    "temperature",
-    "top_k",
-    "top_p",
     // Those of `unbuilt`.
-    "allowed_token_ids",
-    "bad_words",
     "best_of",
     "echo",
-    "guided_choice",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "logit_bias",
-    "min_tokens",
     "n",
     "prompt_logprobs",
-    "response_format",
-    "structured_outputs",
     "suffix",
-    "truncate_prompt_tokens",
     "use_beam_search",
 ];
+const FIELDS: &[&str] = &shared::with_shared::<{ OWN.len() + shared::NAMES.len() }>(OWN);
 
 /// What the checks need to know of configuration and model.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     /// Bounds of the prompt.
     pub prompt: PromptLimits,
-    /// Bounds of stop strings.
-    pub stops: StopLimits,
-    /// 1, or 0 where seed 0 is allowed.
-    pub least_seed: u64,
-    /// The seed of a request that brings none.
-    pub fresh_seed: u64,
-    /// Temperature of a request that brings none.
-    pub default_temperature: f32,
-    /// `top_k` of a request that brings none.
-    pub default_top_k: u32,
+    /// For the fields that chat has too.
+    pub shared: SharedRules,
 }
 
 impl Rules {
@@ -86,11 +46,7 @@ impl Rules {
                 tokens: state.lengths.input,
                 vocab_size: state.model.text.vocab_size,
             },
-            stops: state.openai_stop_limits(),
-            least_seed: state.least_seed(),
-            fresh_seed,
-            default_temperature: state.model.text.generation_defaults.temperature.unwrap_or(1.0),
-            default_top_k: state.default_top_k(),
+            shared: SharedRules::new(state, fresh_seed),
         }
     }
 }
@@ -117,18 +73,8 @@ pub struct CompletionRequest {
     pub prompt: Prompt,
     /// Most tokens to generate, if the client says.
     pub max_tokens: Option<u32>,
-    /// How tokens are drawn.
-    pub sampling: SamplingParams,
-    /// Strings that end the answer.
-    pub stop: Vec<String>,
-    /// Tokens that end the answer.
-    pub stop_token_ids: Vec<u32>,
-    /// Keep what ended the answer in its text.
-    pub include_stop_str: bool,
-    /// Do not end at the model's end tokens.
-    pub ignore_eos: bool,
-    /// Leave special tokens out of the text.
-    pub skip_special_tokens: bool,
+    /// How tokens are drawn, and what ends the answer.
+    pub shared: Shared,
     /// As a stream, with this usage.
     pub stream: Option<StreamUsage>,
     /// Alternatives to report for every token, if log-probabilities are asked for.
@@ -150,22 +96,15 @@ pub fn parse(body: &[u8], rules: &Rules) -> Result<CompletionRequest, ApiError> 
     let fields = Fields::of_object(raw, "", FIELDS)?;
     let model = model(&fields)?;
     let prompt = prompt::read(&fields, rules.prompt)?;
-    let stop = fields.stop_strings("stop", rules.stops)?;
-    let stop_token_ids = stop_token_ids(&fields, rules.prompt.vocab_size)?;
-    let keeps = fields.bool("include_stop_str_in_output")?.unwrap_or(false);
+    let mut shared = shared::read(&fields, &rules.shared)?;
     let logprobs = fields.int("logprobs", 0, 5)?.and_then(|count| u8::try_from(count).ok());
-    let sampling = sampling_of(&fields, rules, logprobs)?;
-    unbuilt::refuse(&fields, sampling.greedy, !stop.is_empty())?;
+    shared.sampling.top_logprobs = logprobs;
+    unbuilt::refuse(&fields, shared.sampling.greedy, !shared.stop.is_empty())?;
     Ok(CompletionRequest {
         model,
         prompt,
         max_tokens: positive(&fields, "max_tokens")?,
-        sampling,
-        include_stop_str: keeps && !(stop.is_empty() && stop_token_ids.is_empty()),
-        stop,
-        stop_token_ids,
-        ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
-        skip_special_tokens: fields.bool("skip_special_tokens")?.unwrap_or(true),
+        shared,
         stream: stream(&fields)?,
         logprobs,
         return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
@@ -185,22 +124,6 @@ fn model(fields: &Fields<'_>) -> Result<String, FieldError> {
         Some(name) if name.is_empty() => Err(FieldError::rule("model", format!("is \"\", but must be {expected}"))),
         Some(name) => Ok(name.into_owned()),
     }
-}
-
-/// Elements that are no token of this model can never match, whatever they are: they are skipped, as the API says.
-fn stop_token_ids(fields: &Fields<'_>, vocab_size: usize) -> Result<Vec<u32>, FieldError> {
-    let Some(list) = fields.list("stop_token_ids", "a list of token ids")? else {
-        return Ok(Vec::new());
-    };
-    let mut ids = BTreeSet::new();
-    let tokens = list.elements().filter(|element| element.kind() == Kind::Number);
-    for id in tokens.filter_map(|element| element.text().parse::<u32>().ok()) {
-        if (id as usize) < vocab_size && ids.insert(id) && ids.len() > MAX_STOP_TOKENS {
-            let problem = format!("must have at most {MAX_STOP_TOKENS} different tokens");
-            return Err(FieldError::rule("stop_token_ids", problem));
-        }
-    }
-    Ok(ids.into_iter().collect())
 }
 
 fn stream(fields: &Fields<'_>) -> Result<Option<StreamUsage>, FieldError> {
@@ -223,44 +146,4 @@ fn stream(fields: &Fields<'_>) -> Result<Option<StreamUsage>, FieldError> {
         (true, false) => StreamUsage::ExtraChunk,
         (true, true) => StreamUsage::EveryChunk,
     }))
-}
-
-fn sampling_of(fields: &Fields<'_>, rules: &Rules, logprobs: Option<u8>) -> Result<SamplingParams, FieldError> {
-    let temperature = fields.float("temperature", Range::from(0.0))?;
-    let top_p = fields.float("top_p", Range::above_to(1e-6, 1.0))?;
-    let top_k = top_k(fields)?;
-    let min_p = fields.float("min_p", Range::from_to(0.0, 1.0))?;
-    let repetition = fields.float("repetition_penalty", Range::above_to(0.0, 2.0))?;
-    let presence = fields.float("presence_penalty", Range::from_to(-2.0, 2.0))?;
-    let frequency = fields.float("frequency_penalty", Range::from_to(-2.0, 2.0))?;
-    let seed = fields.u64_from("seed", rules.least_seed)?.unwrap_or(rules.fresh_seed);
-
-    let temperature = temperature.unwrap_or_else(|| f64::from(rules.default_temperature));
-    let mut sampling = sampling::greedy(seed);
-    sampling.top_logprobs = logprobs;
-    // At temperature 0 every other parameter is ignored, penalties included.
-    if temperature > 0.0 {
-        sampling.greedy = false;
-        sampling.temperature = sampling::factor(temperature);
-        sampling.top_p = top_p.map_or(1.0, sampling::mass);
-        sampling.top_k = sampling::top_k(top_k.unwrap_or(rules.default_top_k), rules.prompt.vocab_size);
-        sampling.min_p = min_p.unwrap_or(0.0) as f32;
-        sampling.repetition_penalty = repetition.map_or(1.0, sampling::factor);
-        sampling.presence_penalty = presence.unwrap_or(0.0) as f32;
-        sampling.frequency_penalty = frequency.unwrap_or(0.0) as f32;
-    }
-    Ok(sampling)
-}
-
-/// `top_k`: -1 is off.
-fn top_k(fields: &Fields<'_>) -> Result<Option<u32>, FieldError> {
-    let expected = "an integer from 1 to 2147483647, or -1 for no limit";
-    let value = fields.int("top_k", -1, MAX_I31);
-    let wrong = || FieldError::wrong("top_k", fields.get("top_k").unwrap_or(Raw::NULL), expected);
-    match value.map_err(|_| wrong())? {
-        None => Ok(None),
-        Some(-1) => Ok(Some(0)),
-        Some(0) => Err(wrong()),
-        Some(count) => Ok(u32::try_from(count).ok()),
-    }
 }

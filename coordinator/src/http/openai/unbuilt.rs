@@ -17,6 +17,17 @@ pub fn refuse(fields: &Fields<'_>, greedy: bool, has_stop: bool) -> Result<(), A
     {
         return Err(ApiError::not_supported_yet("suffix"));
     }
+    if fields.get("prompt_logprobs").is_some() {
+        return Err(ApiError::not_supported_yet("prompt_logprobs"));
+    }
+    Ok(())
+}
+
+/// Refuses what is not built of the fields that completions and chat share.
+///
+/// # Errors
+/// A wrong value, or one that asks for what does not work yet.
+pub fn refuse_shared(fields: &Fields<'_>) -> Result<(), ApiError> {
     fields.object("logit_bias", "", &[])?;
     if fields
         .get("logit_bias")
@@ -46,7 +57,6 @@ pub fn refuse(fields: &Fields<'_>, greedy: bool, has_stop: bool) -> Result<(), A
         "guided_choice",
         "guided_grammar",
         "truncate_prompt_tokens",
-        "prompt_logprobs",
     ] {
         if fields.get(name).is_some() {
             return Err(ApiError::not_supported_yet(name));
