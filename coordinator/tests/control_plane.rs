@@ -74,8 +74,8 @@ async fn a_request_outlives_its_decode_node() {
     let other = coordinator.join(Role::Decode, "d1").await;
     decode.link.connection.close(0_u32.into(), b"gone");
     let (job, mut d) = other.decode().await;
-    assert_eq!((job.source, job.prompt_len), (KvSource::Compute, 3));
-    assert_eq!(job.token_ids, [1, 2, 3, 'a' as u32, 'b' as u32]);
+    assert_eq!((job.source, &job.token_ids[..]), (KvSource::Compute, &[1, 2, 3][..]));
+    assert_eq!(job.choices[0].generated, ['a' as u32, 'b' as u32]);
     p.cancelled().await;
     d.token(2, 'c').await;
     d.token(3, 'd').await;

@@ -56,7 +56,7 @@ fn a_whole_answer_with_everything() {
         },
     });
     assert_eq!(answer, expected);
-    assert!(front.backend.last().prompt_logprobs);
+    assert_eq!(front.backend.last().prompt_logprobs, Some(0));
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn details_only_if_asked_for() {
     assert_eq!(generate(&front, ""), json!({ "generated_text": "hello" }));
     let details = generate(&front, "\"details\":true");
     assert_eq!(details["details"]["prefill"], json!([]));
-    assert!(!front.backend.last().prompt_logprobs);
+    assert_eq!(front.backend.last().prompt_logprobs, None);
     assert_eq!(
         generate(&front, "\"return_full_text\":true"),
         json!({ "generated_text": "hihello" })

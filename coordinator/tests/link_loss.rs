@@ -8,7 +8,6 @@ use coordinator::handle::RequestStream;
 use fake_node::{Coordinator, JobSide, Node, finish, request, tokens};
 use protocol::control::{HandoffStats, JobEvent, KvSource};
 use protocol::ids::Role;
-use protocol::sampling::FinishReason;
 
 /// Jobs that run over the link; the more, the surer one of them is faster than the link's own end.
 const JOBS: u128 = 12;
@@ -65,7 +64,7 @@ async fn what_a_node_said_before_it_left_counts() {
     for d in &mut jobs {
         d.token(1, 'b').await;
         d.token(2, 'c').await;
-        d.say(JobEvent::Finished(FinishReason::Length)).await;
+        d.say(JobEvent::Finished).await;
         d.events.finish().expect("open");
     }
     for d in &mut jobs {

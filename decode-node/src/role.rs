@@ -11,6 +11,7 @@ use node_shell::job::{JobGone, JobStream, check_tokens};
 use node_shell::process::{NodeContext, NodeRole};
 use protocol::control::{DecodeJob, Job, JobErrorKind, JobEvent, KvSource};
 use protocol::ids::Ticket;
+use protocol::sampling::SamplingParams;
 use protocol::transfer::PushCommit;
 use runtime::quic::Link;
 use tokio::time::timeout_at;
@@ -48,27 +49,41 @@ impl DecodeRole {
             return stream.fail(JobErrorKind::Invalid, problem).await;
         }
         match job.source {
-            KvSource::Compute => match self.context.engine.add(spec(&job, job.token_ids.clone()), None).await {
-                Ok(sequence) => generate(sequence, stream).await,
-                Err(error) => refuse(error, stream).await,
-            },
+            KvSource::Compute => {
+                let (choice, generated) = match job.choices.first() {
+                    Some(start) => (start.choice, start.generated.as_slice()),
+                    None => return stream.fail(JobErrorKind::Invalid, NO_CHOICE).await,
+                };
+                let token_ids = [job.token_ids.as_slice(), generated].concat();
+                match self.context.engine.add(spec(&job, choice, token_ids), None).await {
+                    Ok(sequence) => generate(choice, sequence, stream).await,
+                    Err(error) => refuse(error, stream).await,
+                }
+            }
             KvSource::Handoff => self.take_over(job, stream).await,
         }
     }
 
     fn check(&self, job: &DecodeJob) -> Result<(), String> {
-        check_tokens(&job.token_ids, self.context.vocab_size, self.context.max_seq_len)?;
-        let tokens = job.token_ids.len();
-        if job.prompt_len == 0 || job.prompt_len as usize > tokens {
-            return Err(format!(
-                "prompt_len = {} is not between 1 and the {tokens} tokens of token_ids",
-                job.prompt_len
-            ));
+        if job.token_ids.is_empty() {
+            return Err("token_ids is empty; a prompt has at least one token".to_owned());
         }
-        if job.source == KvSource::Handoff && job.prompt_len as usize != tokens {
+        if let Some(width) = job.beam_width {
+            return Err(format!("beam_width = {width}: this node searches no beams"));
+        }
+        let [start] = job.choices.as_slice() else {
             return Err(format!(
-                "prompt_len = {}: with a handoff token_ids is the prompt alone, {tokens} tokens",
-                job.prompt_len
+                "choices has {} elements: this node runs one",
+                job.choices.len()
+            ));
+        };
+        let token_ids = [job.token_ids.as_slice(), start.generated.as_slice()].concat();
+        check_tokens(&token_ids, self.context.vocab_size, self.context.max_seq_len)?;
+        if job.source == KvSource::Handoff && !start.generated.is_empty() {
+            return Err(format!(
+                "choices: choice {} has {} generated tokens; with a handoff the first comes with the commit",
+                start.choice,
+                start.generated.len()
             ));
         }
         if job.source == KvSource::Handoff && job.stop.max_tokens < 2 {
@@ -147,7 +162,14 @@ impl DecodeRole {
         reserved: ReservedBlocks,
         mut stream: JobStream,
     ) -> Result<(), JobGone> {
-        let first = commit.first_token.token;
+        let (Some(start), &[first]) = (job.choices.first(), commit.first_tokens.as_slice()) else {
+            let problem = format!(
+                "first_tokens has {} elements, not one for each choice",
+                commit.first_tokens.len()
+            );
+            return stream.fail(JobErrorKind::Invalid, problem).await;
+        };
+        let choice = start.choice;
         if first >= self.context.vocab_size {
             let problem = format!(
                 "first_token = {first} is not below the vocabulary size {}",
@@ -161,12 +183,12 @@ impl DecodeRole {
         match self
             .context
             .engine
-            .commit(reserved, spec(&job, token_ids), prompt_len)
+            .commit(reserved, spec(&job, choice, token_ids), prompt_len)
             .await
         {
             Ok(sequence) => {
                 stream.send(&JobEvent::Committed).await?;
-                generate(sequence, stream).await
+                generate(choice, sequence, stream).await
             }
             Err(error) => refuse(error, stream).await,
         }
@@ -190,11 +212,17 @@ impl NodeRole for DecodeRole {
     }
 }
 
-fn spec(job: &DecodeJob, token_ids: Vec<u32>) -> SequenceSpec {
+const NO_CHOICE: &str = "choices is empty: there is nothing to generate";
+
+fn spec(job: &DecodeJob, choice: u32, token_ids: Vec<u32>) -> SequenceSpec {
+    let sampling = SamplingParams {
+        choice,
+        ..job.sampling.clone()
+    };
     SequenceSpec {
         token_ids,
-        prompt_len: job.prompt_len as usize,
-        sampling: Arc::new(job.sampling.clone()),
+        prompt_len: job.token_ids.len(),
+        sampling: Arc::new(sampling),
         stop: job.stop.clone(),
         prompt_logprobs: false,
         on_finish: OnFinish::Release,
@@ -204,7 +232,7 @@ fn spec(job: &DecodeJob, token_ids: Vec<u32>) -> SequenceSpec {
 }
 
 /// Sends token after token until the sequence ends or the coordinator has had enough.
-async fn generate(mut sequence: SequenceStream, mut stream: JobStream) -> Result<(), JobGone> {
+async fn generate(choice: u32, mut sequence: SequenceStream, mut stream: JobStream) -> Result<(), JobGone> {
     loop {
         let event = tokio::select! {
             gone = stream.cancelled() => return Err(gone),
@@ -214,12 +242,13 @@ async fn generate(mut sequence: SequenceStream, mut stream: JobStream) -> Result
             Some(SequenceEvent::Token(token)) => {
                 stream
                     .send(&JobEvent::Token {
+                        choice,
                         token: token.token,
                         step: token.timing,
                     })
                     .await?;
-                if let Some(reason) = token.finish {
-                    return stream.end(&JobEvent::Finished(reason)).await;
+                if token.finish.is_some() {
+                    return stream.end(&JobEvent::Finished).await;
                 }
             }
             Some(SequenceEvent::Failed(problem)) => return stream.fail(JobErrorKind::Internal, problem).await,

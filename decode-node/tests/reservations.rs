@@ -9,7 +9,6 @@ use kv_transfer::receiver::ReservationTable;
 use model::kv_pool::KvPool;
 use protocol::ids::{Epoch, RequestId, Ticket};
 use protocol::kv::{Fingerprint, KvDtype, KvLayout};
-use protocol::sampling::SampledToken;
 use protocol::transfer::{FrameHeader, PushCommit, PushOpen};
 use runtime::clock::Clock;
 
@@ -32,20 +31,13 @@ fn open() -> PushOpen {
 }
 
 fn commit(num_tokens: u32) -> PushCommit {
-    let first_token = SampledToken {
-        position: 0,
-        token: 9,
-        logprob: 0.0,
-        raw_logprob: 0.0,
-        top_logprobs: vec![],
-    };
     PushCommit {
         ticket: Ticket(2),
         epoch: Epoch(3),
         digest: 0,
         frames: 1,
         num_tokens,
-        first_token,
+        first_tokens: vec![9],
     }
 }
 

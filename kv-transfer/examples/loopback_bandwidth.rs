@@ -16,7 +16,6 @@ use kv_transfer::receiver::{BlockSink, Grant, Receiver, ReservationTable};
 use protocol::control::HandoffTarget;
 use protocol::ids::{Epoch, NodeId, RequestId, Role, Ticket};
 use protocol::kv::{Fingerprint, KvDtype, KvLayout};
-use protocol::sampling::SampledToken;
 use protocol::transfer::{FrameHeader, PushCommit, PushOpen};
 use runtime::authority::CertificateAuthority;
 use runtime::clock::Clock;
@@ -175,14 +174,7 @@ async fn push_all(
             };
             push.staging().push(part, layer.clone()).await?;
         }
-        let token = SampledToken {
-            position: 0,
-            token: 0,
-            logprob: 0.0,
-            raw_logprob: 0.0,
-            top_logprobs: Vec::new(),
-        };
-        push.commit(tokens, token).await?;
+        push.commit(tokens, vec![0]).await?;
         times.push(since(begin));
     }
     let path = pusher

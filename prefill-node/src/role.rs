@@ -11,8 +11,8 @@ use node_shell::engine_thread::{SequenceEvent, StepTap, TokenEvent};
 use node_shell::handle::SequenceStream;
 use node_shell::job::{JobGone, JobStream, check_tokens};
 use node_shell::process::{NodeContext, NodeRole};
-use protocol::control::{FirstToken, HandoffTarget, Job, JobError, JobErrorKind, JobEvent, PrefillJob};
-use protocol::sampling::SampledToken;
+use protocol::control::{HandoffTarget, Job, JobError, JobErrorKind, JobEvent, PrefillJob, PromptComputed};
+use protocol::sampling::PromptLogprob;
 use protocol::transfer::PushOpen;
 use runtime::quic::Link;
 use tokio::time::timeout_at;
@@ -109,16 +109,20 @@ impl PrefillRole {
             .await
             .map_err(|error| Stop::Failed(error.into_job_error()))?;
         let first = self.first_token(&mut sequence, handoff.as_mut(), stream).await?;
-        let token = first.token.clone();
-        let event = FirstToken {
-            token: first.token,
+        let token = first.token.token;
+        let plain = |logprob| PromptLogprob {
+            logprob,
+            top: Vec::new(),
+        };
+        let event = PromptComputed {
+            tokens: vec![first.token],
             step: first.timing,
             cached_tokens: first.cached_tokens,
-            prompt_logprobs: first.prompt_logprobs,
+            prompt_logprobs: first.prompt_logprobs.map(|all| all.into_iter().map(plain).collect()),
         };
-        stream.send(&JobEvent::FirstToken(event)).await?;
+        stream.send(&JobEvent::Computed(event)).await?;
         match (first.finish, handoff) {
-            (Some(reason), _) => Ok(JobEvent::Finished(reason)),
+            (Some(_), _) => Ok(JobEvent::Finished),
             (None, Some(handoff)) => self.hand_over(job, handoff, token, stream).await,
             (None, None) => Err(Stop::failed(JobErrorKind::Invalid, NO_TARGET)),
         }
@@ -127,6 +131,12 @@ impl PrefillRole {
 
     fn check(&self, job: &PrefillJob) -> Result<(), String> {
         check_tokens(&job.token_ids, self.context.vocab_size, self.context.max_seq_len)?;
+        if job.choices != 1 {
+            return Err(format!("choices = {}: this node draws one first token", job.choices));
+        }
+        if let Some(top @ 1..) = job.prompt_logprobs {
+            return Err(format!("prompt_logprobs = {top}: this node reports no alternatives"));
+        }
         match (job.stop.max_tokens, &job.handoff) {
             (0, _) => Err("stop.max_tokens = 0: at least one token is generated".to_owned()),
             (1, _) | (_, Some(_)) => Ok(()),
@@ -211,7 +221,7 @@ impl PrefillRole {
         &self,
         job: &PrefillJob,
         handoff: Handoff,
-        token: SampledToken,
+        token: u32,
         stream: &mut JobStream,
     ) -> Result<JobEvent, Stop> {
         let num_tokens = u32::try_from(job.token_ids.len()).unwrap_or(u32::MAX);
@@ -220,7 +230,7 @@ impl PrefillRole {
             if let Err(problem) = backlog.flush(&self.context.pool, &push.staging()).await {
                 return Err(Stop::Failed(blame(&mut push, problem).await));
             }
-            Ok(push.commit(num_tokens, token).await?)
+            Ok(push.commit(num_tokens, vec![token]).await?)
         };
         tokio::select! {
             gone = stream.cancelled() => Err(gone.into()),
@@ -255,7 +265,7 @@ fn spec(job: &PrefillJob) -> SequenceSpec {
         prompt_len: job.token_ids.len(),
         sampling: Arc::new(job.sampling.clone()),
         stop: job.stop.clone(),
-        prompt_logprobs: job.prompt_logprobs,
+        prompt_logprobs: job.prompt_logprobs.is_some(),
         on_finish: if job.handoff.is_some() {
             OnFinish::Hold
         } else {

@@ -8,7 +8,7 @@ use bincode::{Decode, Encode};
 
 use crate::ids::{Epoch, NodeId, RequestId, Role, Ticket};
 use crate::kv::{KvLayout, ModelIdentity};
-use crate::sampling::{FinishReason, SampledToken, SamplingParams, StopRules};
+use crate::sampling::{PromptLogprob, SampledToken, SamplingParams, StopRules};
 
 /// What a node says on the membership stream.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
@@ -89,7 +89,7 @@ pub enum Job {
     Decode(DecodeJob),
 }
 
-/// Compute a prompt and its first token; push the KV to a decode node.
+/// Compute a prompt and the first token of each choice; push the KV to a decode node, once for all choices.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct PrefillJob {
     /// The request.
@@ -98,12 +98,16 @@ pub struct PrefillJob {
     pub epoch: Epoch,
     /// The prompt.
     pub token_ids: Vec<u32>,
-    /// How the first token is drawn.
+    /// How the first tokens are drawn. `sampling.choice` is the first choice's; the others follow it.
     pub sampling: SamplingParams,
-    /// When the sequence ends; if the first token ends it, nothing is committed to the decode node.
+    /// How many choices draw a first token. 0: the prompt is all that is computed here (beam search draws its tokens on
+    /// the decode node; a request for the prompt's log-probabilities alone draws none).
+    pub choices: u32,
+    /// When a choice ends; if the first tokens end all of them, nothing is committed to the decode node.
     pub stop: StopRules,
-    /// Report the log-probability of every prompt token with the first token.
-    pub prompt_logprobs: bool,
+    /// Report the log-probability of every prompt token with the first tokens, and that many of the most probable
+    /// alternatives at each.
+    pub prompt_logprobs: Option<u8>,
     /// Where the KV goes; `None` if one token is all that is wanted.
     pub handoff: Option<HandoffTarget>,
     /// Milliseconds that the job may take, from arrival on the node to the acknowledged commit.
@@ -123,26 +127,38 @@ pub struct HandoffTarget {
     pub have_blocks: u32,
 }
 
-/// Run the generation loop of one sequence.
+/// Run the generation loops of the choices of one prompt. They share the prompt's blocks.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct DecodeJob {
     /// The request.
     pub request: RequestId,
     /// Attempt.
     pub epoch: Epoch,
-    /// Prompt, followed by the tokens generated so far (none with [`KvSource::Handoff`]: the first token comes with the
-    /// commit).
+    /// The prompt.
     pub token_ids: Vec<u32>,
-    /// How many of `token_ids` are the prompt.
-    pub prompt_len: u32,
-    /// How tokens are drawn.
+    /// The choices that have not ended, by their numbers; at least one. With [`KvSource::Handoff`] none of them has tokens
+    /// yet: the first ones come with the commit.
+    pub choices: Vec<ChoiceStart>,
+    /// Beam search of this width instead: `choices` is empty, and the answer is [`JobEvent::Beams`]. The prompt's last
+    /// position is computed here again, so no first token comes with the commit.
+    pub beam_width: Option<u32>,
+    /// How tokens are drawn; `sampling.choice` is replaced by each choice's number.
     pub sampling: SamplingParams,
-    /// When the sequence ends.
+    /// When a choice ends.
     pub stop: StopRules,
-    /// Where the KV of `token_ids` comes from.
+    /// Where the KV of the prompt comes from.
     pub source: KvSource,
     /// Milliseconds from arrival until the commit must have happened ([`KvSource::Handoff`]).
     pub handoff_deadline_ms: u64,
+}
+
+/// A choice, and how far it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct ChoiceStart {
+    /// Its number within the request.
+    pub choice: u32,
+    /// Tokens generated so far, wherever they were sampled.
+    pub generated: Vec<u32>,
 }
 
 /// Where a decode job's KV comes from.
@@ -171,36 +187,50 @@ pub enum JobEvent {
         /// Blocks that are free.
         free_blocks: u32,
     },
-    /// Prefill: the first token.
-    FirstToken(FirstToken),
+    /// Prefill: the prompt is computed; the first token of each choice.
+    Computed(PromptComputed),
     /// Prefill: the decode node acknowledged the commit; the job is over.
     HandedOff(HandoffStats),
-    /// Decode: all KV has arrived and the sequence has joined the engine.
+    /// Decode: all KV has arrived and the choices have joined the engine.
     Committed,
-    /// Decode: one more token.
+    /// Decode: one more token of a choice.
     Token {
+        /// The choice.
+        choice: u32,
         /// The token.
         token: SampledToken,
         /// Its step.
         step: StepTiming,
     },
-    /// The sequence ended by its stop rules; the job is over. On a prefill node this follows a first token that ends it.
-    Finished(FinishReason),
+    /// Decode: beam search is over, and so is the job: the hypotheses, best first.
+    Beams(Vec<Beam>),
+    /// Every choice has ended by the stop rules; the job is over. On a prefill node this follows first tokens that end all
+    /// choices.
+    Finished,
     /// The job failed and is over.
     Failed(JobError),
 }
 
-/// The prefill node's token and what the answer needs from the prefill.
+/// The prefill node's tokens and what the answer needs from the prefill.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
-pub struct FirstToken {
-    /// The token; its position is 0.
-    pub token: SampledToken,
-    /// Its step.
+pub struct PromptComputed {
+    /// One token for each choice, in the order of the choices; their position is 0.
+    pub tokens: Vec<SampledToken>,
+    /// The step that led to them.
     pub step: StepTiming,
     /// Prompt tokens taken from the prefix cache.
     pub cached_tokens: u32,
-    /// Log-probability of each prompt token from the second on, if asked for: `prompt length - 1` values.
-    pub prompt_logprobs: Option<Vec<f32>>,
+    /// Log-probability of each prompt token from the second on, if asked for: `prompt length - 1` entries.
+    pub prompt_logprobs: Option<Vec<PromptLogprob>>,
+}
+
+/// One hypothesis of a beam search.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct Beam {
+    /// Its tokens by position, and the step of each.
+    pub tokens: Vec<(SampledToken, StepTiming)>,
+    /// Sum of the tokens' log-probabilities divided by their number, in nats: what hypotheses are ranked by.
+    pub score: f32,
 }
 
 /// Timing of the step that produced a token.

@@ -101,6 +101,15 @@ pub enum FinishReason {
     StopToken(u32),
 }
 
+/// What the model thought of one token of the prompt.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+pub struct PromptLogprob {
+    /// Log-probability (nats) of the token in the unmodified model distribution.
+    pub logprob: f32,
+    /// The most probable tokens at its place with their log-probabilities, best first; empty unless asked for.
+    pub top: Vec<(u32, f32)>,
+}
+
 /// One token as it was sampled.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct SampledToken {

@@ -8,7 +8,6 @@ use bincode::{Decode, Encode};
 
 use crate::ids::{Epoch, RequestId, Ticket};
 use crate::kv::Fingerprint;
-use crate::sampling::SampledToken;
 
 /// What the prefill node sends.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
@@ -72,8 +71,8 @@ pub struct PushCommit {
     pub frames: u32,
     /// Tokens whose KV was sent: the prompt length.
     pub num_tokens: u32,
-    /// The first token, sampled by the sender.
-    pub first_token: SampledToken,
+    /// The first token of each choice, sampled by the sender, in the order of the choices; none for beam search.
+    pub first_tokens: Vec<u32>,
 }
 
 /// What the decode node answers.

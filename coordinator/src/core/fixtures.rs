@@ -87,7 +87,7 @@ pub(crate) fn request(id: u128, prompt: usize, max_tokens: u32) -> ServeRequest 
         stop_strings: Vec::new(),
         include_stop_str: false,
         skip_special_tokens: true,
-        prompt_logprobs: false,
+        prompt_logprobs: None,
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use protocol::control::StepTiming;
 use protocol::ids::RequestId;
-use protocol::sampling::{SampledToken, SamplingParams, StopRules};
+use protocol::sampling::{PromptLogprob, SampledToken, SamplingParams, StopRules};
 use thiserror::Error;
 
 /// One choice of a client's request, checked and tokenised: it can be served as it stands.
@@ -26,8 +26,8 @@ pub struct ServeRequest {
     pub include_stop_str: bool,
     /// Leave special tokens out of the visible text.
     pub skip_special_tokens: bool,
-    /// Report the log-probability of every prompt token.
-    pub prompt_logprobs: bool,
+    /// Report the log-probability of every prompt token, and that many of the most probable alternatives at each.
+    pub prompt_logprobs: Option<u8>,
 }
 
 /// What happens to a request, in the order in which it happens: at most one `Prefill`, then tokens by position, then
@@ -39,7 +39,7 @@ pub enum ClientEvent {
         /// Prompt tokens taken from a prefix cache.
         cached_tokens: u32,
         /// Log-probability of each prompt token from the second on, if asked for.
-        prompt_logprobs: Option<Vec<f32>>,
+        prompt_logprobs: Option<Vec<PromptLogprob>>,
         /// Microseconds from submission until the prefill job was sent: the wait in the coordinator's queue and for the
         /// reservation.
         queue_us: u64,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
 use protocol::ids::RequestId;
-use protocol::sampling::{SamplingParams, StopRules};
+use protocol::sampling::{PromptLogprob, SamplingParams, StopRules};
 
 use super::backend::Events;
 use super::error::{ApiError, ErrorKind};
@@ -42,7 +42,7 @@ pub struct Draft {
     /// Leave special tokens out of the text.
     pub skip_special_tokens: bool,
     /// Report the log-probabilities of the prompt.
-    pub prompt_logprobs: bool,
+    pub prompt_logprobs: Option<u8>,
 }
 
 /// An answer that has begun: the cluster took the request, and its first token is there.
@@ -52,7 +52,7 @@ pub struct Answer {
     /// Prompt tokens that came from a prefix cache.
     pub cached_tokens: u32,
     /// Log-probabilities of the prompt tokens from the second on, if asked for.
-    pub prompt_logprobs: Option<Vec<f32>>,
+    pub prompt_logprobs: Option<Vec<PromptLogprob>>,
     /// The request's clock.
     pub timer: RequestTimer,
     attribution: Attribution,

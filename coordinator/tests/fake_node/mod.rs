@@ -19,7 +19,8 @@ use coordinator::handle::{CoordinatorHandle, RequestStream};
 use protocol::PROTOCOL_VERSION;
 use protocol::codec::MAX_CONTROL_BYTES;
 use protocol::control::{
-    CoordinatorMessage, DecodeJob, FirstToken, Hello, Job, JobEvent, LoadReport, NodeMessage, PrefillJob, StepTiming,
+    CoordinatorMessage, DecodeJob, Hello, Job, JobEvent, LoadReport, NodeMessage, PrefillJob, PromptComputed,
+    StepTiming,
 };
 use protocol::ids::{NodeId, RequestId, Role, Ticket};
 use protocol::kv::{KvDtype, KvLayout, ModelIdentity};
@@ -291,17 +292,18 @@ impl JobSide {
     }
 
     pub async fn first_token(&mut self, token: char) {
-        let first = FirstToken {
-            token: sampled(0, token),
+        let first = PromptComputed {
+            tokens: vec![sampled(0, token)],
             step: StepTiming::default(),
             cached_tokens: 0,
             prompt_logprobs: None,
         };
-        self.say(JobEvent::FirstToken(first)).await;
+        self.say(JobEvent::Computed(first)).await;
     }
 
     pub async fn token(&mut self, position: u32, token: char) {
         self.say(JobEvent::Token {
+            choice: 0,
             token: sampled(position, token),
             step: StepTiming::default(),
         })
@@ -369,7 +371,7 @@ pub fn request(id: u128, max_tokens: u32) -> ServeRequest {
         stop_strings: Vec::new(),
         include_stop_str: false,
         skip_special_tokens: true,
-        prompt_logprobs: false,
+        prompt_logprobs: None,
     }
 }
 

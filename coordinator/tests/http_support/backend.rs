@@ -14,7 +14,7 @@ use futures_util::stream::{self, Stream, StreamExt};
 use model_files::TextTokenizer;
 use protocol::control::StepTiming;
 use protocol::ids::Role;
-use protocol::sampling::SampledToken;
+use protocol::sampling::{PromptLogprob, SampledToken};
 use tokio::time::sleep;
 
 /// What the cluster does with a request.
@@ -160,9 +160,13 @@ pub fn step(position: u32) -> StepTiming {
 }
 
 fn play(request: &ServeRequest, script: Script, text: Arc<TextTokenizer>) -> Events {
-    let prompt_logprobs = request.prompt_logprobs.then(|| {
+    let prompt_logprobs = request.prompt_logprobs.map(|_| {
         let count = request.token_ids.len() as u32 - 1;
-        (0..count).map(|index| -1.0 - index as f32).collect()
+        let plain = |index| PromptLogprob {
+            logprob: -1.0 - index as f32,
+            top: Vec::new(),
+        };
+        (0..count).map(plain).collect()
     });
     let prefill = ClientEvent::Prefill {
         cached_tokens: 3,

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::Bytes;
 use protocol::ids::{Epoch, Ticket};
 use protocol::kv::KvLayout;
-use protocol::sampling::SampledToken;
 use protocol::transfer::{FrameHeader, PushCommit};
 use thiserror::Error;
 
@@ -223,7 +222,7 @@ impl SendSession {
     }
 
     /// Ends the handoff: the commit to send once [`next_frame`](Self::next_frame) is empty.
-    pub fn commit(&mut self, num_tokens: u32, first_token: SampledToken) -> Result<PushCommit, SendError> {
+    pub fn commit(&mut self, num_tokens: u32, first_tokens: Vec<u32>) -> Result<PushCommit, SendError> {
         if self.committed {
             return Err(SendError::Committed);
         }
@@ -250,7 +249,7 @@ impl SendSession {
             digest: digest(self.checksums.iter().copied()),
             frames: self.checksums.len() as u32,
             num_tokens,
-            first_token,
+            first_tokens,
         })
     }
 

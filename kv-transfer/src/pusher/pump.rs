@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use protocol::sampling::SampledToken;
 use protocol::transfer::{PushMessage, PushOpen, PushReply};
 use runtime::clock::Clock;
 use runtime::framing::FramingError;
@@ -44,7 +43,7 @@ pub(super) enum Item {
         /// Tokens whose KV was pushed.
         num_tokens: u32,
         /// The token sampled after them.
-        first_token: SampledToken,
+        first_tokens: Vec<u32>,
         /// When the commit was asked for.
         called: Instant,
     },
@@ -53,7 +52,7 @@ pub(super) enum Item {
 /// A commit that the job asked for.
 struct Wanted {
     num_tokens: u32,
-    first_token: SampledToken,
+    first_tokens: Vec<u32>,
     called: Instant,
     /// By when the receiver must have granted the handoff.
     grant_by: TokioInstant,
@@ -157,12 +156,12 @@ impl<O: Outgoing<PushMessage>, I: Incoming<PushReply>> Pump<'_, O, I> {
             if self.granted
                 && let Some(Wanted {
                     num_tokens,
-                    first_token,
+                    first_tokens,
                     called,
                     ..
                 }) = wanted.take()
             {
-                let commit = self.session.commit(num_tokens, first_token)?;
+                let commit = self.session.commit(num_tokens, first_tokens)?;
                 self.send(PushMessage::Commit(commit), Bytes::new()).await?;
                 committing = Some((called, TokioInstant::from(Clock.now()) + commit_timeout));
                 continue;
@@ -173,9 +172,9 @@ impl<O: Outgoing<PushMessage>, I: Incoming<PushReply>> Pump<'_, O, I> {
                 reply = self.incoming.next() => self.heed(reply)?,
                 item = items.recv(), if committing.is_none() && wanted.is_none() => match item {
                     Some(Item::Piece { part, payload }) => self.session.push(part, &payload)?,
-                    Some(Item::Commit { num_tokens, first_token, called }) => {
+                    Some(Item::Commit { num_tokens, first_tokens, called }) => {
                         let grant_by = TokioInstant::from(Clock.now()) + commit_timeout;
-                        *wanted = Some(Wanted { num_tokens, first_token, called, grant_by });
+                        *wanted = Some(Wanted { num_tokens, first_tokens, called, grant_by });
                     }
                     None => return Err(TransferError::Cancelled),
                 },

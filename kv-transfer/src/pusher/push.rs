@@ -2,7 +2,6 @@
 
 use bytes::Bytes;
 use protocol::kv::KvLayout;
-use protocol::sampling::SampledToken;
 use protocol::transfer::{PushMessage, PushReply};
 use runtime::clock::Clock;
 use thiserror::Error;
@@ -238,13 +237,13 @@ impl Push {
 
     /// Ends the handoff once everything has been pushed: `num_tokens` tokens of KV and the token sampled after them. Returns
     /// when the decode node has taken the sequence over, or why it has not; at the latest at the handoff's deadline.
-    pub async fn commit(self, num_tokens: u32, first_token: SampledToken) -> Result<TransferStats, TransferError> {
+    pub async fn commit(self, num_tokens: u32, first_tokens: Vec<u32>) -> Result<TransferStats, TransferError> {
         if let Some(error) = self.failure {
             return Err(error);
         }
         let item = Item::Commit {
             num_tokens,
-            first_token,
+            first_tokens,
             called: Clock.now(),
         };
         // A closed queue means that the handoff has failed: `done` says why.

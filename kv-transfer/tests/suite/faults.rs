@@ -10,7 +10,7 @@ use kv_transfer::transport::faulty::{Faults, Faulty};
 use kv_transfer::transport::memory;
 
 use super::node::Node;
-use super::{EXTENT, LAYOUT, NUM_TOKENS, far, first_token, once, open, push_all, receiver, soon, transfer};
+use super::{EXTENT, LAYOUT, NUM_TOKENS, far, first_tokens, once, open, push_all, receiver, soon, transfer};
 
 async fn handoff(
     faults: Faults,
@@ -30,7 +30,7 @@ async fn handoff(
     let push = settings.start(once(end), open(), EXTENT, far()).expect("starts");
     // A push that has failed meanwhile takes no more: the commit says why.
     let pushed = soon("room", push_all(&push, EXTENT)).await;
-    let result = soon("the end", push.commit(NUM_TOKENS, first_token())).await;
+    let result = soon("the end", push.commit(NUM_TOKENS, first_tokens())).await;
     assert!(pushed.is_ok() || result.is_err());
     (node, result, soon("the end", task).await.expect("no panic"))
 }

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::node::{Node, Options};
 use super::{
-    EPOCH, EXTENT, FINGERPRINT, LAYOUT, NUM_TOKENS, TICKET, computed, far, first_token, open, payload, receiver, soon,
+    EPOCH, EXTENT, FINGERPRINT, LAYOUT, NUM_TOKENS, TICKET, computed, far, first_tokens, open, payload, receiver, soon,
     until,
 };
 
@@ -73,7 +73,7 @@ fn good_frames() -> (Vec<Frame>, PushCommit) {
         session.push(part, &payload(&LAYOUT, part)).expect("belongs");
     }
     let frames = std::iter::from_fn(|| session.next_frame()).collect();
-    (frames, session.commit(NUM_TOKENS, first_token()).expect("complete"))
+    (frames, session.commit(NUM_TOKENS, first_tokens()).expect("complete"))
 }
 
 fn resized(frame: &Frame, header: FrameHeader) -> Frame {

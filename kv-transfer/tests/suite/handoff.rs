@@ -15,7 +15,7 @@ use runtime::clock::Clock;
 
 use super::node::{Node, Options};
 use super::{
-    EXTENT, LAYOUT, NUM_TOKENS, computed, far, first_token, in_memory, once, open, payload, push_all, refused, soon,
+    EXTENT, LAYOUT, NUM_TOKENS, computed, far, first_tokens, in_memory, once, open, payload, push_all, refused, soon,
     transfer, until,
 };
 
@@ -24,7 +24,7 @@ async fn a_handoff_moves_every_byte_and_the_first_token() {
     let node = Node::new();
     let (push, task) = in_memory(&node, 4);
     push_all(&push, EXTENT).await.expect("taken");
-    let stats = soon("the commit", push.commit(NUM_TOKENS, first_token()))
+    let stats = soon("the commit", push.commit(NUM_TOKENS, first_tokens()))
         .await
         .expect("committed");
     assert_eq!(task.await.expect("no panic"), Outcome::Committed);
@@ -34,7 +34,7 @@ async fn a_handoff_moves_every_byte_and_the_first_token() {
         (1, 0, u64::from(stats.frames))
     );
     let commit = node.commits().pop().expect("one");
-    assert_eq!((commit.num_tokens, commit.first_token), (NUM_TOKENS, first_token()));
+    assert_eq!((commit.num_tokens, commit.first_tokens), (NUM_TOKENS, first_tokens()));
     assert_eq!((stats.bytes, stats.resent), (50 * LAYOUT.layer_block_bytes() as u64, 0));
     let wire = HandoffStats::from(stats);
     assert_eq!((wire.bytes, wire.frames), (stats.bytes, stats.frames));
@@ -74,7 +74,7 @@ async fn a_revoked_reservation_is_told_at_once_even_if_nothing_moves() {
     assert_eq!(node.aborted(), 1);
     assert_eq!(push_all(&push, EXTENT).await, Err(PushError::Closed));
     assert_eq!(
-        push.commit(NUM_TOKENS, first_token()).await,
+        push.commit(NUM_TOKENS, first_tokens()).await,
         Err(TransferError::Revoked)
     );
 }
@@ -96,7 +96,7 @@ async fn a_refusal_reaches_the_job_with_its_reason() {
     });
     let (push, task) = in_memory(&node, 4);
     push_all(&push, EXTENT).await.expect("taken");
-    let error = soon("the refusal", push.commit(NUM_TOKENS, first_token()))
+    let error = soon("the refusal", push.commit(NUM_TOKENS, first_tokens()))
         .await
         .expect_err("refused");
     assert_eq!(refused(&error), "the sequence is not wanted any more");
@@ -110,7 +110,7 @@ async fn committing_too_early_fails_and_frees_the_reservation() {
     let (push, task) = in_memory(&node, 4);
     let part = computed(EXTENT, 3)[0];
     push.staging().try_push(part, payload(&LAYOUT, part)).expect("room");
-    let error = soon("the error", push.commit(NUM_TOKENS, first_token()))
+    let error = soon("the error", push.commit(NUM_TOKENS, first_tokens()))
         .await
         .expect_err("incomplete");
     assert!(
@@ -141,7 +141,7 @@ async fn a_receiver_that_never_answers_is_given_up() {
                 .await
                 .expect("room");
         }
-        let error = soon("the error", push.commit(NUM_TOKENS, first_token()))
+        let error = soon("the error", push.commit(NUM_TOKENS, first_tokens()))
             .await
             .expect_err("no answer");
         assert_eq!(error, TransferError::NoAnswer { after_ms: 100 });
@@ -176,7 +176,7 @@ async fn a_stream_that_was_dead_from_the_beginning_is_replaced_once() {
         };
         let push = settings.start(connect, open(), EXTENT, far()).expect("starts");
         let pushed = push_all(&push, EXTENT).await;
-        let result = soon("the end", push.commit(NUM_TOKENS, first_token())).await;
+        let result = soon("the end", push.commit(NUM_TOKENS, first_tokens())).await;
         if dead == 1 {
             pushed.expect("taken");
             result.expect("committed");
@@ -241,7 +241,7 @@ async fn a_handoff_of_nothing_still_hands_over() {
     let task = tokio::spawn(async move { receiver.handle(outgoing, incoming).await.0 });
     let settings = PushSettings::new(LAYOUT, &transfer()).expect("settings");
     let push = settings.start(once(push_end), open(), extent, far()).expect("starts");
-    let stats = soon("the commit", push.commit(NUM_TOKENS, first_token()))
+    let stats = soon("the commit", push.commit(NUM_TOKENS, first_tokens()))
         .await
         .expect("committed");
     assert_eq!((stats.frames, stats.bytes), (0, 0));

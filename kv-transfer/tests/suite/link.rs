@@ -16,7 +16,7 @@ use runtime::quic::QuicEndpoint;
 
 use super::node::{Node, Options};
 use super::{
-    EXTENT, FINGERPRINT, LAYOUT, NUM_TOKENS, TICKET, computed, far, first_token, open, payload, push_all, refused,
+    EXTENT, FINGERPRINT, LAYOUT, NUM_TOKENS, TICKET, computed, far, first_tokens, open, payload, push_all, refused,
     soon, until,
 };
 
@@ -100,7 +100,7 @@ async fn handoffs_cross_in_both_profiles() {
         let cluster = Cluster::new(Node::new(), transfer).await;
         let push = cluster.push();
         push_all(&push, EXTENT).await.expect("taken");
-        let stats = soon("the commit", push.commit(NUM_TOKENS, first_token()))
+        let stats = soon("the commit", push.commit(NUM_TOKENS, first_tokens()))
             .await
             .expect("committed");
         assert_eq!((stats.bytes, stats.resent), (50 * 256, 0));
@@ -138,7 +138,7 @@ async fn handoffs_to_one_node_share_a_connection_and_run_together() {
         }
     }
     for push in pushes {
-        soon("the commit", push.commit(NUM_TOKENS, first_token()))
+        soon("the commit", push.commit(NUM_TOKENS, first_tokens()))
             .await
             .expect("committed");
     }
@@ -161,7 +161,7 @@ async fn dropping_the_push_resets_the_stream_and_aborts_once() {
     // The connection lives on, and so does the ticket.
     let push = cluster.push();
     push_all(&push, EXTENT).await.expect("taken");
-    soon("the commit", push.commit(NUM_TOKENS, first_token()))
+    soon("the commit", push.commit(NUM_TOKENS, first_tokens()))
         .await
         .expect("committed");
     assert_eq!(
@@ -321,7 +321,7 @@ async fn a_handoff_to_a_restarted_node_finds_it() {
     };
     let push = pusher.open(&target, open(), EXTENT, far()).expect("starts");
     push_all(&push, EXTENT).await.expect("taken");
-    soon("the commit", push.commit(NUM_TOKENS, first_token()))
+    soon("the commit", push.commit(NUM_TOKENS, first_tokens()))
         .await
         .expect("committed");
     second.assert_exact();
@@ -407,7 +407,7 @@ async fn a_warm_connection_outlives_a_long_pause() {
     tokio::time::sleep(Duration::from_millis(2_000)).await;
     let push = cluster.push();
     push_all(&push, EXTENT).await.expect("taken");
-    soon("the commit", push.commit(NUM_TOKENS, first_token()))
+    soon("the commit", push.commit(NUM_TOKENS, first_tokens()))
         .await
         .expect("committed");
     assert_eq!(cluster.decode.accept_stats().accepted, 1);

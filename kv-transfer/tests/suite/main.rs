@@ -20,7 +20,6 @@ use kv_transfer::receiver::{Outcome, Receiver};
 use kv_transfer::transport::memory;
 use protocol::ids::{Epoch, RequestId, Ticket};
 use protocol::kv::{Fingerprint, KvDtype, KvLayout};
-use protocol::sampling::SampledToken;
 use protocol::transfer::PushOpen;
 use runtime::clock::Clock;
 
@@ -83,14 +82,8 @@ fn open() -> PushOpen {
     }
 }
 
-fn first_token() -> SampledToken {
-    SampledToken {
-        position: 0,
-        token: 42,
-        logprob: -0.5,
-        raw_logprob: -0.7,
-        top_logprobs: vec![(42, -0.7)],
-    }
+fn first_tokens() -> Vec<u32> {
+    vec![42, 7]
 }
 
 /// The bytes that the prefill node holds for one block of one layer: different everywhere.

@@ -9,7 +9,7 @@ use protocol::ids::{Epoch, Ticket};
 use protocol::transfer::{FrameHeader, PushCommit};
 
 use super::node::place;
-use super::{EPOCH, EXTENT, LAYOUT, NUM_TOKENS, TICKET, block_bytes, computed, first_token, payload};
+use super::{EPOCH, EXTENT, LAYOUT, NUM_TOKENS, TICKET, block_bytes, computed, first_tokens, payload};
 
 const MAX_RESENDS: u32 = 8;
 
@@ -42,7 +42,7 @@ pub(crate) fn frames(extent: Extent, frame_bytes: usize, chunk_blocks: u32) -> (
     }
     let frames = std::iter::from_fn(|| session.next_frame()).collect();
     let num_tokens = extent.end_block() as u32 * LAYOUT.block_tokens;
-    (frames, session.commit(num_tokens, first_token()).expect("complete"))
+    (frames, session.commit(num_tokens, first_tokens()).expect("complete"))
 }
 
 /// Feeds a frame in; writes what may be written. `None`: nothing to do.
@@ -254,7 +254,7 @@ fn the_sender_refuses_what_is_no_handoff() {
     ));
     session.push(part, &bytes).expect("belongs");
     assert!(matches!(session.push(part, &bytes), Err(SendError::Repeated { .. })));
-    let early = session.commit(NUM_TOKENS, first_token());
+    let early = session.commit(NUM_TOKENS, first_tokens());
     assert_eq!(
         early,
         Err(SendError::Incomplete {
@@ -270,11 +270,11 @@ fn the_sender_refuses_what_is_no_handoff() {
     };
     session.push(rest, &payload(&LAYOUT, rest)).expect("belongs");
     assert!(matches!(
-        session.commit(49, first_token()),
+        session.commit(49, first_tokens()),
         Err(SendError::NumTokens { needs: 13, .. })
     ));
-    session.commit(NUM_TOKENS, first_token()).expect("complete");
-    assert_eq!(session.commit(NUM_TOKENS, first_token()), Err(SendError::Committed));
+    session.commit(NUM_TOKENS, first_tokens()).expect("complete");
+    assert_eq!(session.commit(NUM_TOKENS, first_tokens()), Err(SendError::Committed));
     assert_eq!(session.push(part, &bytes), Err(SendError::Committed));
 }
 

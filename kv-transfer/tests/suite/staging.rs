@@ -10,7 +10,7 @@ use protocol::transfer::PushMessage;
 
 use super::node::Node;
 use super::{
-    EXTENT, LAYOUT, NUM_TOKENS, computed, far, first_token, once, open, payload, receiver, soon, transfer, until,
+    EXTENT, LAYOUT, NUM_TOKENS, computed, far, first_tokens, once, open, payload, receiver, soon, transfer, until,
 };
 
 const BLOCK: usize = 256;
@@ -49,7 +49,7 @@ async fn a_full_stage_says_so_and_empties_as_frames_arrive() {
         })
         .await;
     }
-    soon("the commit", push.commit(NUM_TOKENS, first_token()))
+    soon("the commit", push.commit(NUM_TOKENS, first_tokens()))
         .await
         .expect("committed");
     assert_eq!(task.await.expect("no panic"), Outcome::Committed);
@@ -88,7 +88,7 @@ async fn room_is_taken_before_bytes_are_copied() {
     memory.sort_unstable();
     memory.dedup();
     assert!(memory.len() < parts.len() - 2, "buffers are used again");
-    soon("the commit", push.commit(NUM_TOKENS, first_token()))
+    soon("the commit", push.commit(NUM_TOKENS, first_tokens()))
         .await
         .expect("committed");
     assert_eq!(task.await.expect("no panic"), Outcome::Committed);

@@ -132,7 +132,11 @@ pub enum Action {
 /// True if nothing follows `event` on its stream.
 pub fn is_last(event: &JobEvent) -> bool {
     match event {
-        JobEvent::Busy { .. } | JobEvent::HandedOff(_) | JobEvent::Finished(_) | JobEvent::Failed(_) => true,
-        JobEvent::Granted { .. } | JobEvent::FirstToken(_) | JobEvent::Committed | JobEvent::Token { .. } => false,
+        JobEvent::Busy { .. }
+        | JobEvent::HandedOff(_)
+        | JobEvent::Beams(_)
+        | JobEvent::Finished
+        | JobEvent::Failed(_) => true,
+        JobEvent::Granted { .. } | JobEvent::Computed(_) | JobEvent::Committed | JobEvent::Token { .. } => false,
     }
 }

@@ -242,11 +242,12 @@ impl Cluster {
                 | JobErrorKind::Internal => {}
             },
             JobEvent::Granted { .. }
-            | JobEvent::FirstToken(_)
+            | JobEvent::Computed(_)
             | JobEvent::HandedOff(_)
             | JobEvent::Committed
             | JobEvent::Token { .. }
-            | JobEvent::Finished(_) => {}
+            | JobEvent::Beams(_)
+            | JobEvent::Finished => {}
         }
         self.change_from(now, of.request, Some(of.link), actions, |r, ctx| {
             r.on_event(now, leg, event, ctx)

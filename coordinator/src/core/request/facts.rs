@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use protocol::control::{FirstToken, HandoffStats, HandoffTarget, JobError, JobErrorKind, JobEvent, StepTiming};
+use protocol::control::{HandoffStats, HandoffTarget, JobError, JobErrorKind, JobEvent, PromptComputed, StepTiming};
 use protocol::ids::Ticket;
 use protocol::sampling::SampledToken;
 
@@ -28,11 +28,15 @@ impl Request {
         match event {
             JobEvent::Granted { ticket, have_blocks } => self.on_granted(now, leg, ticket, have_blocks, ctx),
             JobEvent::Busy { .. } => self.on_no_room(now, leg, "busy", ctx),
-            JobEvent::FirstToken(first) => self.on_first_token(now, leg, first, ctx),
+            JobEvent::Computed(computed) => self.on_computed(now, leg, computed, ctx),
             JobEvent::HandedOff(stats) => self.on_handed_off(now, leg, stats, ctx),
             JobEvent::Committed => self.on_committed(now, leg, ctx),
-            JobEvent::Token { token, step } => self.on_token(now, leg, token, step, ctx),
-            JobEvent::Finished(_) => self.on_node_finished(now, leg, ctx),
+            JobEvent::Token { choice: 0, token, step } => self.on_token(now, leg, token, step, ctx),
+            JobEvent::Token { choice, .. } => {
+                self.nonsense(now, leg, &format!("token of choice {choice}"), ctx);
+            }
+            JobEvent::Beams(_) => self.nonsense(now, leg, "beams", ctx),
+            JobEvent::Finished => self.on_node_finished(now, leg, ctx),
             JobEvent::Failed(error) => self.on_failed(now, leg, error, ctx),
         }
     }
@@ -99,10 +103,14 @@ impl Request {
         }
     }
 
-    fn on_first_token(&mut self, now: Instant, leg: LegId, first: FirstToken, ctx: &mut Context<'_>) {
+    fn on_computed(&mut self, now: Instant, leg: LegId, computed: PromptComputed, ctx: &mut Context<'_>) {
+        let step = computed.step;
+        let Ok([first]) = <[SampledToken; 1]>::try_from(computed.tokens) else {
+            return self.nonsense(now, leg, "prompt without one first token", ctx);
+        };
         match &mut self.state {
             State::Prefilling { prefill, decode, early } if *prefill == leg => {
-                if first.token.position != 0 {
+                if first.position != 0 {
                     return self.nonsense(now, leg, "first token that is not the first", ctx);
                 }
                 let (decode, early) = (*decode, std::mem::take(early));
@@ -112,8 +120,8 @@ impl Request {
                     .saturating_duration_since(self.submitted);
                 ctx.out.push(Effect::Computed(leg));
                 ctx.out.push(Effect::Emit(ClientEvent::Prefill {
-                    cached_tokens: first.cached_tokens,
-                    prompt_logprobs: first.prompt_logprobs,
+                    cached_tokens: computed.cached_tokens,
+                    prompt_logprobs: computed.prompt_logprobs,
                     queue_us: queue.as_micros() as u64,
                 }));
                 if let Some(decode) = decode {
@@ -122,11 +130,11 @@ impl Request {
                         decode,
                     };
                 }
-                self.token(now, leg, first.token, first.step, ctx);
+                self.token(now, leg, first, step, ctx);
                 self.after_first_token(now, leg, early, ctx);
             }
             State::Transferring { prefill, .. } | State::Decoding { prefill, .. } if *prefill == Some(leg) => {
-                self.token(now, leg, first.token, first.step, ctx);
+                self.token(now, leg, first, step, ctx);
             }
             State::Queued
             | State::Reserving { .. }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use protocol::control::{DecodeJob, HandoffTarget, KvSource, PrefillJob};
+use protocol::control::{ChoiceStart, DecodeJob, HandoffTarget, KvSource, PrefillJob};
 use protocol::ids::Epoch;
 
 use super::{Early, Request, RequestLimits, State};
@@ -58,20 +58,23 @@ impl Request {
             sampling: self.request.sampling.clone(),
             stop: self.request.stop.clone(),
             prompt_logprobs: self.request.prompt_logprobs,
+            choices: 1,
             handoff,
             deadline_ms: (limits.prefill_timeout + limits.handoff_timeout).as_millis() as u64,
         }
     }
 
     fn decode_job(&self, source: KvSource, limits: &RequestLimits) -> DecodeJob {
-        let mut token_ids = self.request.token_ids.to_vec();
-        token_ids.extend_from_slice(self.ledger.tokens());
         let handoff = limits.reserve_timeout + limits.prefill_timeout + limits.handoff_timeout;
         DecodeJob {
             request: self.request.id,
             epoch: self.epoch,
-            token_ids,
-            prompt_len: self.request.token_ids.len() as u32,
+            token_ids: self.request.token_ids.to_vec(),
+            choices: vec![ChoiceStart {
+                choice: 0,
+                generated: self.ledger.tokens().to_vec(),
+            }],
+            beam_width: None,
             sampling: self.request.sampling.clone(),
             stop: self.request.stop.clone(),
             source,

@@ -78,7 +78,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
         ignore_eos: shared.ignore_eos,
         include_stop_str: shared.include_stop_str,
         skip_special_tokens: shared.skip_special_tokens,
-        prompt_logprobs: false,
+        prompt_logprobs: None,
     };
     let logprobs = logprobs.map(|count| LogprobsWriter::new(state.prompts.tokenizer().clone(), count));
     Ok(Checked {

@@ -1,6 +1,7 @@
 //! The JSON of `/generate`'s answers, whole and in events.
 
 use model_files::TextTokenizer;
+use protocol::sampling::PromptLogprob;
 use serde::Serialize;
 
 use crate::core::types::{Completion, Finish};
@@ -34,7 +35,7 @@ impl Token {
     }
 
     /// The tokens of a prompt. `logprobs`: those of the second token and the following ones.
-    pub fn of_prompt(prompt: &[u32], logprobs: &[f32], tokenizer: &TextTokenizer) -> Vec<Self> {
+    pub fn of_prompt(prompt: &[u32], logprobs: &[PromptLogprob], tokenizer: &TextTokenizer) -> Vec<Self> {
         let mut decoder = tokenizer.incremental(false);
         let token = |(index, &id): (usize, &u32)| Self {
             id,
@@ -42,8 +43,7 @@ impl Token {
             logprob: index
                 .checked_sub(1)
                 .and_then(|index| logprobs.get(index))
-                .copied()
-                .map(finite),
+                .map(|of| finite(of.logprob)),
             special: tokenizer.is_special(id),
         };
         prompt.iter().enumerate().map(token).collect()

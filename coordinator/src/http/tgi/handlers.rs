@@ -5,6 +5,7 @@ use std::sync::Arc;
 use actix_web::http::StatusCode;
 use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
+use protocol::sampling::PromptLogprob;
 
 use super::answer::{Details, Generated, Token, finish_reason};
 use super::request::{GenerateRequest, Rules, parse, refuse_prompt_details_in_stream};
@@ -105,7 +106,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape
         ignore_eos: false,
         include_stop_str: false,
         skip_special_tokens: true,
-        prompt_logprobs: prompt_details,
+        prompt_logprobs: prompt_details.then_some(0),
     };
     let input_chars = inputs.chars().count();
     let prefix = if return_full_text {
@@ -167,7 +168,7 @@ struct Whole {
     tokens: Vec<Token>,
     completion: Completion,
     prompt: Arc<[u32]>,
-    prompt_logprobs: Vec<f32>,
+    prompt_logprobs: Vec<PromptLogprob>,
     durations: Durations,
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use protocol::control::{
-    DecodeJob, FirstToken, HandoffStats, HandoffTarget, Job, JobEvent, KvSource, LoadReport, PrefillJob, StepTiming,
+    DecodeJob, HandoffStats, HandoffTarget, Job, JobEvent, KvSource, LoadReport, PrefillJob, PromptComputed, StepTiming,
 };
 use protocol::ids::{RequestId, Ticket};
 use protocol::sampling::{SampledToken, StopRules};
@@ -117,8 +117,9 @@ impl Node {
                 );
             }
             Job::Decode(job) => {
-                let blocks = blocks_for(job.token_ids.len() + 1);
-                let prompt = job.prompt_len as usize;
+                let prompt = job.token_ids.len();
+                let generated = job.choices.first().map_or(0, |start| start.generated.len());
+                let blocks = blocks_for(prompt + generated + 1);
                 let work = match job.source {
                     KvSource::Handoff => {
                         self.tickets += 1;
@@ -129,8 +130,8 @@ impl Node {
                     }
                     KvSource::Compute => Work::Decode {
                         request: job.request,
-                        next: (job.token_ids.len() - prompt) as u32,
-                        steps: 1 + job.token_ids.len() as u32 / 16,
+                        next: generated as u32,
+                        steps: 1 + (prompt + generated) as u32 / 16,
                         stop: job.stop,
                         prompt,
                     },
@@ -180,7 +181,7 @@ impl Node {
         let Work::Reserved { job, .. } = &held.work else {
             return false;
         };
-        let (request, stop, prompt) = (job.request, job.stop.clone(), job.prompt_len as usize);
+        let (request, stop, prompt) = (job.request, job.stop.clone(), job.token_ids.len());
         held.work = Work::Decode {
             request,
             stop,
@@ -233,15 +234,15 @@ impl Node {
             Work::Prefill { job, .. } => {
                 let token = sampled_token(job.request, 0);
                 let finish = job.stop.finish(token.token, 1);
-                let first = FirstToken {
-                    token,
+                let first = PromptComputed {
+                    tokens: vec![token],
                     step: StepTiming::default(),
                     cached_tokens: 0,
                     prompt_logprobs: None,
                 };
-                out.push(Out::Event(leg, JobEvent::FirstToken(first)));
+                out.push(Out::Event(leg, JobEvent::Computed(first)));
                 match (finish, &job.handoff) {
-                    (Some(reason), _) => out.push(Out::Event(leg, JobEvent::Finished(reason))),
+                    (Some(_), _) => out.push(Out::Event(leg, JobEvent::Finished)),
                     (None, Some(target)) => {
                         out.push(Out::Commit {
                             from: leg,
@@ -276,12 +277,13 @@ impl Node {
                 out.push(Out::Event(
                     leg,
                     JobEvent::Token {
+                        choice: 0,
                         token,
                         step: StepTiming::default(),
                     },
                 ));
-                if let Some(reason) = finish {
-                    out.push(Out::Event(leg, JobEvent::Finished(reason)));
+                if finish.is_some() {
+                    out.push(Out::Event(leg, JobEvent::Finished));
                 }
             }
         }

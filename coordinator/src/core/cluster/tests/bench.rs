@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use protocol::control::{FirstToken, HandoffStats, Job, JobError, JobErrorKind, JobEvent, LoadReport, StepTiming};
+use protocol::control::{HandoffStats, Job, JobError, JobErrorKind, JobEvent, LoadReport, PromptComputed, StepTiming};
 use protocol::ids::{RequestId, Role, Ticket};
-use protocol::sampling::FinishReason;
 
 use crate::core::cluster::{Action, Cluster, Fact};
 use crate::core::fixtures::{ByteText, hello, request, sampled, settings};
@@ -103,8 +102,8 @@ pub(super) fn at(state: &str) -> Bench {
 
 /// One of each.
 pub(super) fn every_event() -> Vec<JobEvent> {
-    let first = |position| FirstToken {
-        token: sampled(position, 65),
+    let first = |position| PromptComputed {
+        tokens: vec![sampled(position, 65)],
         step: StepTiming::default(),
         cached_tokens: 0,
         prompt_logprobs: None,
@@ -124,19 +123,22 @@ pub(super) fn every_event() -> Vec<JobEvent> {
             needed_blocks: 9,
             free_blocks: 0,
         },
-        JobEvent::FirstToken(first(0)),
-        JobEvent::FirstToken(first(3)),
+        JobEvent::Computed(first(0)),
+        JobEvent::Computed(first(3)),
         JobEvent::HandedOff(HandoffStats::default()),
         JobEvent::Committed,
         JobEvent::Token {
+            choice: 0,
             token: sampled(1, 66),
             step: StepTiming::default(),
         },
         JobEvent::Token {
+            choice: 0,
             token: sampled(7, 66),
             step: StepTiming::default(),
         },
-        JobEvent::Finished(FinishReason::Length),
+        JobEvent::Beams(Vec::new()),
+        JobEvent::Finished,
         failed(JobErrorKind::Overloaded),
         failed(JobErrorKind::Draining),
         failed(JobErrorKind::Invalid),
@@ -288,19 +290,20 @@ impl Bench {
     }
 
     pub(super) fn first_token(&mut self, leg: LegId, token: u32) -> Vec<Action> {
-        let first = FirstToken {
-            token: sampled(0, token),
+        let first = PromptComputed {
+            tokens: vec![sampled(0, token)],
             step: StepTiming::default(),
             cached_tokens: 2,
             prompt_logprobs: None,
         };
-        self.event(leg, JobEvent::FirstToken(first))
+        self.event(leg, JobEvent::Computed(first))
     }
 
     pub(super) fn token(&mut self, leg: LegId, position: u32, token: u32) -> Vec<Action> {
         self.event(
             leg,
             JobEvent::Token {
+                choice: 0,
                 token: sampled(position, token),
                 step: StepTiming::default(),
             },

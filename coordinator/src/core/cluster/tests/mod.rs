@@ -6,7 +6,7 @@ mod states;
 
 use std::time::Duration;
 
-use protocol::control::{Job, JobErrorKind, JobEvent, KvSource};
+use protocol::control::{ChoiceStart, Job, JobErrorKind, JobEvent, KvSource};
 
 use self::bench::{Bench, STATES, at};
 use super::{Action, is_last};
@@ -22,8 +22,8 @@ fn a_request_goes_through_both_nodes_and_leaves_nothing_behind() {
         panic!("a reservation comes first")
     };
     assert_eq!(
-        (job.source, job.token_ids.len(), job.prompt_len),
-        (KvSource::Handoff, 6, 6)
+        (job.source, job.token_ids.len(), job.choices.clone()),
+        (KvSource::Handoff, 6, vec![ChoiceStart::default()])
     );
     bench.granted(decode, 3);
     let prefill = bench.started("p0");
@@ -109,7 +109,7 @@ fn what_the_decode_node_says_early_waits_for_the_first_token() {
     bench.event(decode, JobEvent::Committed);
     bench.token(decode, 1, 66);
     bench.token(decode, 2, 67);
-    bench.event(decode, JobEvent::Finished(protocol::sampling::FinishReason::Length));
+    bench.event(decode, JobEvent::Finished);
     assert_eq!(bench.text(1), "");
     bench.first_token(prefill, 65);
     assert_eq!(bench.text(1), "ABC");
