@@ -2,7 +2,7 @@
 //!
 //! A node dials the coordinator and opens one bidirectional stream, the *membership stream*: `Hello` up, `Welcome` or
 //! `Refused` down, then load reports up. For every job the coordinator opens one bidirectional stream to the node: one
-//! [`Job`] down, [`JobEvent`]s up. A reset of that stream, by either side, ends the job: it is the cancel.
+//! [`Job`] down (and later perhaps [`JobUpdate`]s), [`JobEvent`]s up. A reset of that stream, by either side, ends the job: it is the cancel.
 
 use bincode::{Decode, Encode};
 
@@ -168,6 +168,18 @@ pub enum KvSource {
     Handoff,
     /// Compute it here, in chunks, with the same scheduler.
     Compute,
+}
+
+/// What the coordinator may say on a job stream behind the job, at any time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum JobUpdate {
+    /// Decode: a choice, one of several, has ended for a reason that token ids do not show (a stop string). The node
+    /// generates no more of it and lets go of its blocks; the other choices go on. For a choice that has ended already, or
+    /// that is not the job's, it says nothing.
+    EndChoice {
+        /// Which.
+        choice: u32,
+    },
 }
 
 /// What a node says on a job stream.
