@@ -58,6 +58,17 @@ pub(super) fn run_int<K: IntKernel>(cpu: &Cpu, kernel: K) -> K::Output {
     }
 }
 
+/// Runs a kernel that is only worth its code with registers of 16 lanes and instructions for integer products; gives it
+/// back where there are none.
+pub(super) fn run_wide<K: IntKernel>(cpu: &Cpu, kernel: K) -> Result<K::Output, K> {
+    match cpu.level() {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a `Cpu` has a level only if the CPU has its instructions.
+        CpuLevel::Avx512Vnni => Ok(unsafe { avx512_int(kernel) }),
+        _ => Err(kernel),
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn avx2<K: Kernel>(kernel: K) -> K::Output {

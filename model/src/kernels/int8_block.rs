@@ -1,13 +1,10 @@
 //! Activations rounded to int8 in blocks of 32 of k, each half of a block with its own f32 scale.
 //!
 //! (llama.cpp's Q8_1 has one scale for all 32; with two the distance of a model's log-probabilities from exact arithmetic
-//! shrinks by a third, for one more multiply-add in twelve.) Where that is not enough, [`quantise_row`] makes a second block
+//! shrinks by a third, for one more multiply-add in twelve.) Where that is not enough, [`super::rounding`] makes a second block
 //! of what the first one lost, and the product takes both: then activations have about 15 bits.
-#![allow(unsafe_code, reason = "threads write disjoint rows of one operand")]
-
 use super::math::ROUND;
 use super::pack::BLOCK;
-use super::shared::SharedMut;
 
 /// Activations that share a scale.
 pub(super) const HALF: usize = BLOCK / 2;
@@ -95,25 +92,4 @@ pub(super) const GROUP: usize = 8;
 #[inline(always)]
 pub(super) fn block_index(row: usize, (pass, passes): (usize, usize), block: usize, blocks: usize) -> usize {
     ((row / GROUP * passes + pass) * blocks + block) * GROUP + row % GROUP
-}
-
-/// Rounds a row of `32 * blocks` values to int8 blocks in `out`, all rows' activations: in one pass, or in two, of which
-/// the second rounds what the first has left over.
-///
-/// # Safety
-/// No other thread may use the blocks of this row.
-#[inline(always)]
-pub(super) unsafe fn quantise_row(x: &[f32], row: usize, passes: usize, out: &SharedMut<'_, Int8Block>) {
-    let (blocks, _) = x.as_chunks::<BLOCK>();
-    for (i, x) in blocks.iter().enumerate() {
-        let at = block_index(row, (0, passes), i, blocks.len());
-        let first = Int8Block::new(x);
-        // SAFETY: the caller vouches for the row's blocks.
-        unsafe { out.part(at..at + 1)[0] = first };
-        if passes == 2 {
-            let at = block_index(row, (1, passes), i, blocks.len());
-            // SAFETY: as above.
-            unsafe { out.part(at..at + 1)[0] = Int8Block::new(&first.remainder(x)) };
-        }
-    }
 }

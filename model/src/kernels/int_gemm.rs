@@ -40,18 +40,18 @@ pub(super) struct IntProduct<Q> {
 }
 
 /// Rows of a register tile, if there are several. 4 rows and 2 tiles keep all sums in 32 registers.
-const ROWS: usize = 4;
+pub(super) const ROWS: usize = 4;
 
 impl<Q: QuantTile> IntProduct<Q> {
     /// Tiles from one 16 columns to the next.
     #[inline(always)]
-    fn stride(&self) -> usize {
+    pub(super) fn stride(&self) -> usize {
         self.blocks.div_ceil(Q::BLOCKS)
     }
 
     /// The same product further down and to the right, of one pass. The second is added to the first.
     #[inline(always)]
-    fn at(&self, row: usize, tile: usize, pass: usize) -> Self {
+    pub(super) fn at(&self, row: usize, tile: usize, pass: usize) -> Self {
         Self {
             pass,
             add: self.add || pass > 0,
@@ -142,6 +142,16 @@ impl<Q: QuantTile> IntProduct<Q> {
             unsafe { add_block::<S, Q, M, T>(tile, stride, block, x, &mut acc) };
             x = x.wrapping_add(GROUP);
         }
+        // SAFETY: passed on from the caller.
+        unsafe { self.write::<S, M, T>(&acc, rows) };
+    }
+
+    /// Writes or adds the first `rows` of M rows of sums.
+    ///
+    /// # Safety
+    /// As [`IntProduct::run`], for `rows` rows and T tiles of columns.
+    #[inline(always)]
+    pub(super) unsafe fn write<S: IntLanes, const M: usize, const T: usize>(&self, acc: &[[S; T]; M], rows: usize) {
         for (r, acc) in acc.iter().enumerate() {
             if r >= rows {
                 break;
@@ -177,7 +187,7 @@ fn prefetch<S: IntLanes, Q: QuantTile>(tile: *const Q, block: usize) {
 /// # Safety
 /// The tiles must be in the matrix and have the block; `x` must point to M blocks.
 #[inline(always)]
-unsafe fn add_block<S: IntLanes, Q: QuantTile, const M: usize, const T: usize>(
+pub(super) unsafe fn add_block<S: IntLanes, Q: QuantTile, const M: usize, const T: usize>(
     tile: *const Q,
     stride: usize,
     block: usize,

@@ -11,6 +11,10 @@ use std::array::from_fn;
 
 use half::{bf16, f16};
 
+#[cfg(doc)]
+use super::int8_block::GROUP;
+use super::int8_block::Int8Block;
+
 /// Lanes of a vector, and columns of a tile of weights.
 pub(super) const LANES: usize = 16;
 
@@ -114,6 +118,16 @@ pub(super) trait Lanes: Copy {
         }
         a[0]
     }
+    /// Rounds eight blocks of 32 values as [`Int8Block::new`] does, into blocks that are [`GROUP`] apart, and if REST writes
+    /// what that leaves over. False where there is no better way than one block after the other, and where a value is
+    /// not finite: then what is in `out` and `rest` must not be used.
+    ///
+    /// # Safety
+    /// `x` must be good for reading and, if REST, `rest` for writing 256 values; `out` for writing the blocks.
+    #[inline(always)]
+    unsafe fn round_eight<const REST: bool>(_x: *const f32, _out: *mut Int8Block, _rest: *mut f32) -> bool {
+        false
+    }
 }
 
 /// Integer products: sixteen int32 sums of products of bytes.
@@ -130,6 +144,16 @@ pub(super) trait IntLanes: Lanes {
     /// # Safety
     /// `p` must be good for reading 64 bytes and aligned to 64.
     unsafe fn load_bytes(p: *const u8) -> Self::Bytes;
+    /// # Safety
+    /// `p` must be good for writing 64 bytes and aligned to 64.
+    #[inline(always)]
+    unsafe fn store_bytes(b: Self::Bytes, p: *mut u8) {
+        const { assert!(size_of::<Self::Bytes>() == 64, "64 bytes and nothing else") };
+        // SAFETY: the caller vouches for 64 bytes with an alignment that no type of vectors exceeds.
+        unsafe { p.cast::<Self::Bytes>().write(b) }
+    }
+    /// Each byte plus `x`, modulo 256.
+    fn plus(b: Self::Bytes, x: u8) -> Self::Bytes;
     fn low_nibbles(b: Self::Bytes) -> Self::Bytes;
     fn high_nibbles(b: Self::Bytes) -> Self::Bytes;
     /// Bytes of `b`, which are in 0..=15, plus 16 times bit `i` (0..=7) of the same byte of `bits`.
@@ -270,6 +294,10 @@ impl IntLanes for Portable {
     unsafe fn load_bytes(p: *const u8) -> [u8; 64] {
         // SAFETY: the caller vouches for 64 bytes.
         unsafe { p.cast::<[u8; 64]>().read() }
+    }
+    #[inline(always)]
+    fn plus(b: [u8; 64], x: u8) -> [u8; 64] {
+        b.map(|b| b.wrapping_add(x))
     }
     #[inline(always)]
     fn low_nibbles(b: [u8; 64]) -> [u8; 64] {

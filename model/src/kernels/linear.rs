@@ -21,6 +21,7 @@ use super::operand::{Operand, Rows};
 use super::pack::{BLOCK, Packed, Source, pack, pack_f32};
 use super::shared::SharedMut;
 use super::tiles::QuantTile;
+use super::unpacked::HEIGHT;
 
 /// How a quantised matrix is multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -300,14 +301,24 @@ impl Part<'_> {
             Packed::F32(lines) => dispatch::run(cpu, Floats(self, Lines(lines.as_ptr().cast::<f32>()))),
             Packed::F16(lines) => dispatch::run(cpu, Floats(self, Lines(lines.as_ptr().cast::<f16>()))),
             Packed::Bf16(lines) => dispatch::run(cpu, Floats(self, Lines(lines.as_ptr().cast::<bf16>()))),
-            Packed::Q40(tiles) => dispatch::run_int(cpu, Quants(self, tiles)),
+            Packed::Q40(tiles) => self.run_packed(cpu, tiles),
             Packed::Q41(tiles) => dispatch::run_int(cpu, Quants(self, tiles)),
-            Packed::Q50(tiles) => dispatch::run_int(cpu, Quants(self, tiles)),
-            Packed::Q51(tiles) => dispatch::run_int(cpu, Quants(self, tiles)),
+            Packed::Q50(tiles) => self.run_packed(cpu, tiles),
+            Packed::Q51(tiles) => self.run_packed(cpu, tiles),
             Packed::Q80(tiles) => dispatch::run_int(cpu, Quants(self, tiles)),
-            Packed::Q4K(tiles) => dispatch::run_int(cpu, Quants(self, tiles)),
-            Packed::Q5K(tiles) => dispatch::run_int(cpu, Quants(self, tiles)),
-            Packed::Q6K(tiles) => dispatch::run_int(cpu, Quants(self, tiles)),
+            Packed::Q4K(tiles) => self.run_packed(cpu, tiles),
+            Packed::Q5K(tiles) => self.run_packed(cpu, tiles),
+            Packed::Q6K(tiles) => self.run_packed(cpu, tiles),
+        }
+    }
+
+    /// The product with weights whose bits must be taken apart: for all rows together if they are many.
+    fn run_packed<Q: QuantTile>(self, cpu: &Cpu, tiles: &[Q]) {
+        if self.operand.rows() < Q::MANY_ROWS {
+            return dispatch::run_int(cpu, Quants(self, tiles));
+        }
+        if let Err(Unpacking(part, tiles)) = dispatch::run_wide(cpu, Unpacking(self, tiles)) {
+            dispatch::run_int(cpu, Quants(part, tiles));
         }
     }
 
@@ -318,30 +329,32 @@ impl Part<'_> {
         let (n, m, end) = (self.linear.n, self.operand.rows(), self.tiles.end);
         let full = if self.add && !W::ADDS { 0 } else { end.min(n / LANES) };
         let mut buffer = [0.0; GROUP * LANES];
+        // Strips of rows, so that their activations stay in the second-level cache from tile to tile.
         let (mut tile, mut row) = (self.tiles.start, 0);
         // One call for both ways, since all of the kernel is inlined there.
         while tile < end {
             let direct = tile < full;
-            let (place, tiles, rows) = if direct {
+            let (place, tiles, height) = if direct {
                 // y is m x n, as `products` checked, and these tiles' columns are below n.
-                let y = self.y.wrapping_add(tile * LANES);
+                let y = self.y.wrapping_add(row * n + tile * LANES);
                 let (y_row, add) = (n, self.add);
-                (Place { y, y_row, add }, tile..full, 0..m)
+                (Place { y, y_row, add }, tile..full, HEIGHT)
             } else {
                 // The buffer has as many rows of one tile.
                 let y = buffer.as_mut_ptr();
                 let (y_row, add) = (LANES, false);
-                (Place { y, y_row, add }, tile..tile + 1, row..m.min(row + GROUP))
+                (Place { y, y_row, add }, tile..tile + 1, GROUP)
             };
+            let rows = row..m.min(row + height);
             // SAFETY: the place has room for them, as said above.
             unsafe { weights.product(self, place, tiles, rows.clone()) };
-            if direct {
-                tile = full;
-                continue;
-            }
             row = if rows.end == m { 0 } else { rows.end };
-            self.copy(&buffer, tile, rows);
-            tile += usize::from(row == 0);
+            if !direct {
+                self.copy(&buffer, tile, rows);
+            }
+            if row == 0 {
+                tile = if direct { full } else { tile + 1 };
+            }
         }
     }
 
@@ -403,32 +416,60 @@ impl<W: Weights16> Kernel for Floats<'_, W> {
 /// A product with quantised weights.
 struct Quants<'a, Q>(Part<'a>, &'a [Q]);
 
+/// The same for many rows. (A kernel of its own: its buffers on the stack would cost a single row time.)
+struct Unpacking<'a, Q>(Part<'a>, &'a [Q]);
+
+/// Tiles that are taken apart once for all rows.
+struct Once<'a, Q>(&'a [Q]);
+
+/// The product of some tiles and rows of a part.
+fn int_product<Q: QuantTile>(
+    weights: &[Q],
+    part: &Part<'_>,
+    place: Place,
+    tiles: &Range<usize>,
+    rows: &Range<usize>,
+) -> IntProduct<Q> {
+    let blocks = part.linear.k / BLOCK;
+    let x = part.operand.blocks();
+    assert!(
+        x.len() >= rows.end.next_multiple_of(GROUP) * blocks * part.linear.passes,
+        "all rows were rounded to int8"
+    );
+    IntProduct {
+        w: weights[tiles.start * blocks.div_ceil(Q::BLOCKS)..].as_ptr(),
+        blocks,
+        x: x.as_ptr(),
+        passes: part.linear.passes,
+        pass: 0,
+        row: rows.start,
+        y: place.y,
+        y_row: place.y_row,
+        add: place.add,
+        prefetch: true,
+    }
+}
+
 impl<S: IntLanes, Q: QuantTile> Tiles<S> for &[Q] {
     const ADDS: bool = true;
 
     #[inline(always)]
     unsafe fn product(&self, part: &Part<'_>, place: Place, tiles: Range<usize>, rows: Range<usize>) {
-        let blocks = part.linear.k / BLOCK;
-        let x = part.operand.blocks();
-        assert!(
-            x.len() >= rows.end.next_multiple_of(GROUP) * blocks * part.linear.passes,
-            "all rows were rounded to int8"
-        );
-        let product = IntProduct {
-            w: self[tiles.start * blocks.div_ceil(Q::BLOCKS)..].as_ptr(),
-            blocks,
-            x: x.as_ptr(),
-            passes: part.linear.passes,
-            pass: 0,
-            row: rows.start,
-            y: place.y,
-            y_row: place.y_row,
-            add: place.add,
-            prefetch: true,
-        };
+        let product = int_product(self, part, place, &tiles, &rows);
         // SAFETY: there are blocks of the rows' groups; the matrix has the tiles, since `products` splits those it has;
         // the caller vouches for the place.
         unsafe { product.run::<S>(rows.len(), tiles.len()) };
+    }
+}
+
+impl<S: IntLanes, Q: QuantTile> Tiles<S> for Once<'_, Q> {
+    const ADDS: bool = true;
+
+    #[inline(always)]
+    unsafe fn product(&self, part: &Part<'_>, place: Place, tiles: Range<usize>, rows: Range<usize>) {
+        let product = int_product(self.0, part, place, &tiles, &rows);
+        // SAFETY: as for `run`.
+        unsafe { product.run_unpacked::<S>(rows.len(), tiles.len()) };
     }
 }
 
@@ -437,5 +478,13 @@ impl<Q: QuantTile> IntKernel for Quants<'_, Q> {
     #[inline(always)]
     fn run<S: IntLanes>(self) {
         self.0.run_tiles::<S, _>(&self.1);
+    }
+}
+
+impl<Q: QuantTile> IntKernel for Unpacking<'_, Q> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: IntLanes>(self) {
+        self.0.run_tiles::<S, _>(&Once(self.1));
     }
 }

@@ -41,11 +41,13 @@ mod peak;
 mod plain;
 pub mod roofline;
 mod rope;
+mod rounding;
 mod rows;
 mod shared;
 mod softmax;
 mod team;
 mod tiles;
+mod unpacked;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

@@ -6,11 +6,12 @@ use super::KernelError;
 use super::activation::{Activation, check_rows, gated};
 use super::cpu::Cpu;
 use super::dispatch::{self, Kernel};
-use super::int8_block::{GROUP, Int8Block, quantise_row};
+use super::int8_block::{GROUP, Int8Block};
 use super::lanes::Lanes;
 use super::linear::Linear;
 use super::norm::norm_row;
 use super::pack::BLOCK;
+use super::rounding::quantise_row;
 use super::shared::SharedMut;
 use std::ops::Range;
 
@@ -205,7 +206,7 @@ impl Kernel for Make<'_> {
             };
             if self.forms.passes > 0 {
                 // SAFETY: blocks of this row only, which belongs to this thread's range.
-                unsafe { quantise_row(made, row, self.forms.passes, &self.blocks) };
+                unsafe { quantise_row::<S>(made, row, self.forms.passes, &self.blocks) };
             }
             if self.forms.floats {
                 // SAFETY: as above.

@@ -3,6 +3,7 @@
 //! The formats are ggml's: a block of 32 values (Q4_0 to Q8_0) or a super-block of 256 (the K types), one after the
 //! other along k.
 
+use bytemuck::Zeroable;
 use half::f16;
 
 use super::KernelError;
@@ -17,7 +18,7 @@ use super::tiles::{
 pub(super) struct BadScale(f32);
 
 /// A tile that is made from blocks of a file.
-pub(super) trait FromBlocks: QuantTile {
+pub(super) trait FromBlocks: QuantTile + Zeroable {
     /// Bytes of a block of the file.
     const BYTES: usize;
     /// Blocks of 32 values in a block of the file.

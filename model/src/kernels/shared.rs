@@ -32,6 +32,12 @@ impl<'a, T> SharedMut<'a, T> {
         }
     }
 
+    /// Number of elements.
+    #[inline(always)]
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
     /// The first element.
     #[inline(always)]
     pub(super) fn start(&self) -> *mut T {

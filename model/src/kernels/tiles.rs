@@ -27,13 +27,18 @@ pub(super) enum Form {
 }
 
 /// A kind of tile. Pointers to tiles are aligned as the tile is.
-pub(super) trait QuantTile: Copy + Send + Sync + Zeroable {
+pub(super) trait QuantTile: Copy + Send + Sync {
     /// Blocks of 32 of k in a tile.
     const BLOCKS: usize;
     const FORM: Form;
     /// Register tiles are 8 rows high and one tile of columns wide instead of 4 and 2: worth it where taking a weight's
     /// bits apart costs more than loading activations.
     const TALL: bool = false;
+    /// What quants are above their value.
+    const OFFSET: u8;
+    /// Rows from which on it is faster to take a weight's bits apart once for all of them (see `unpacked`): never, unless
+    /// there is much to be done.
+    const MANY_ROWS: usize = usize::MAX;
 
     /// What a sum of products starts with: `negative`, minus the sum of the activations, times the offset of the quants;
     /// `negative_128` is 128 times the former.
@@ -194,15 +199,17 @@ fn first<T, const N: usize>(array: *const [T; N]) -> *const T {
     array.cast()
 }
 
-/// [`QuantTile::start`] of tiles without an offset, and of those with 2^shift.
+/// [`QuantTile::OFFSET`] and [`QuantTile::start`] of tiles without an offset, and of those with 2^shift.
 macro_rules! start {
     (none) => {
+        const OFFSET: u8 = 0;
         #[inline(always)]
         fn start<S: IntLanes>(_negative: i32, _negative_128: i32) -> S::Int {
             S::int_zero()
         }
     };
     ($shift:literal) => {
+        const OFFSET: u8 = 1 << $shift;
         #[inline(always)]
         fn start<S: IntLanes>(negative: i32, _negative_128: i32) -> S::Int {
             S::shifted::<$shift>(negative)
@@ -213,6 +220,7 @@ macro_rules! start {
 impl QuantTile for Q40Tile {
     const BLOCKS: usize = 2;
     const FORM: Form = Form::Plain;
+    const MANY_ROWS: usize = 64;
     start!(3);
 
     #[inline(always)]
@@ -247,6 +255,7 @@ impl QuantTile for Q41Tile {
 impl QuantTile for Q50Tile {
     const BLOCKS: usize = 2;
     const FORM: Form = Form::Plain;
+    const MANY_ROWS: usize = 16;
     start!(4);
 
     #[inline(always)]
@@ -268,6 +277,7 @@ impl QuantTile for Q51Tile {
     const BLOCKS: usize = 1;
     const FORM: Form = Form::Minimum;
     const TALL: bool = true;
+    const MANY_ROWS: usize = 64;
     start!(none);
 
     #[inline(always)]
@@ -288,6 +298,7 @@ impl QuantTile for Q51Tile {
 impl QuantTile for Q80Tile {
     const BLOCKS: usize = 2;
     const FORM: Form = Form::Plain;
+    const OFFSET: u8 = 128;
 
     #[inline(always)]
     fn start<S: IntLanes>(_negative: i32, negative_128: i32) -> S::Int {
@@ -331,6 +342,7 @@ impl QuantTile for Q4KTile {
     const BLOCKS: usize = 8;
     const FORM: Form = Form::Minimum;
     const TALL: bool = true;
+    const MANY_ROWS: usize = 64;
     start!(none);
 
     #[inline(always)]
@@ -349,6 +361,7 @@ impl QuantTile for Q5KTile {
     const BLOCKS: usize = 8;
     const FORM: Form = Form::Minimum;
     const TALL: bool = true;
+    const MANY_ROWS: usize = 64;
     start!(none);
 
     #[inline(always)]
@@ -370,6 +383,7 @@ impl QuantTile for Q6KTile {
     const BLOCKS: usize = 8;
     const FORM: Form = Form::Halves;
     const TALL: bool = true;
+    const MANY_ROWS: usize = 16;
 
     start!(5);
 

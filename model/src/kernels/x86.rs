@@ -17,6 +17,7 @@ macro_rules! instructions {
 
 mod avx2;
 mod avx512;
+mod rounding;
 
 pub(super) use avx2::Avx2;
 pub(super) use avx512::Avx512;

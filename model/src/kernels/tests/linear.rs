@@ -177,6 +177,30 @@ fn a_row_does_not_depend_on_its_batch() {
 }
 
 #[test]
+fn many_rows_are_rows_alone() {
+    let mut numbers = Numbers::new(15);
+    // An odd number of tiles and a part of one; more of k than is taken apart at a time; several strips of rows.
+    let (n, k) = (57, 1792);
+    let x = numbers.units(150 * k);
+    for linear in matrices(n, k, &mut numbers) {
+        let best = Cpu::new(1).unwrap();
+        let alone: Vec<f32> = x.chunks_exact(k).flat_map(|x| forward(&linear, &best, x)).collect();
+        for cpu in cpus().iter().chain([&Cpu::new(2).unwrap()]) {
+            for rows in [0..150, 3..23, 10..73, 20..149] {
+                let together = forward(&linear, cpu, &x[rows.start * k..rows.end * k]);
+                assert_eq!(
+                    bits(&together),
+                    bits(&alone[rows.start * n..rows.end * n]),
+                    "rows {rows:?}, {}, {} threads",
+                    cpu.level().as_str(),
+                    cpu.threads()
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn threads_do_not_change_a_bit() {
     let mut numbers = Numbers::new(6);
     let k = 256;

@@ -6,6 +6,7 @@ mod ggml;
 mod kv_block;
 mod lanes;
 mod linear;
+mod rounding;
 mod rowwise;
 
 use super::{Cpu, CpuLevel};

@@ -177,6 +177,13 @@ impl<const VNNI: bool> IntLanes for Avx2<VNNI> {
         instructions!([_mm256_load_si256(p.cast()), _mm256_load_si256(p.add(32).cast())])
     }
     #[inline(always)]
+    fn plus(b: [__m256i; 2], x: u8) -> [__m256i; 2] {
+        instructions! {
+            let x = _mm256_set1_epi8(x.cast_signed());
+            [_mm256_add_epi8(b[0], x), _mm256_add_epi8(b[1], x)]
+        }
+    }
+    #[inline(always)]
     fn low_nibbles(b: [__m256i; 2]) -> [__m256i; 2] {
         instructions! {
             let mask = _mm256_set1_epi8(15);

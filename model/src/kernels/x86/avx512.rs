@@ -6,8 +6,9 @@
 
 use std::arch::x86_64::*;
 
+use super::super::int8_block::Int8Block;
 use super::super::lanes::{IntLanes, LANES, Lanes};
-use super::{largest_of_eight, sum_of_eight};
+use super::{largest_of_eight, rounding, sum_of_eight};
 
 /// `a | b & c` as a truth table.
 const A_OR_MASKED: i32 = 0xf8;
@@ -172,6 +173,11 @@ impl Lanes for Avx512 {
             out
         }
     }
+    #[inline(always)]
+    unsafe fn round_eight<const REST: bool>(x: *const f32, out: *mut Int8Block, rest: *mut f32) -> bool {
+        // SAFETY: passed on from the caller.
+        unsafe { rounding::round_eight::<REST>(x, out, rest) }
+    }
 }
 
 impl IntLanes for Avx512 {
@@ -183,6 +189,10 @@ impl IntLanes for Avx512 {
     #[inline(always)]
     unsafe fn load_bytes(p: *const u8) -> __m512i {
         instructions!(_mm512_load_si512(p.cast()))
+    }
+    #[inline(always)]
+    fn plus(b: __m512i, x: u8) -> __m512i {
+        instructions!(_mm512_add_epi8(b, _mm512_set1_epi8(x.cast_signed())))
     }
     #[inline(always)]
     fn low_nibbles(b: __m512i) -> __m512i {
