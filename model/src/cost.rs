@@ -4,9 +4,10 @@
 /// do. A multiply-add counts as one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepCost {
-    /// Multiply-adds of the products of all layers, for one row.
+    /// Multiply-adds of the products of all layers, for one row. A matrix that takes its input in two int8 passes counts
+    /// twice.
     pub layer_macs: u64,
-    /// Multiply-adds of the output head, for one row that samples.
+    /// Multiply-adds of the output head, for one row that samples, counted likewise.
     pub head_macs: u64,
     /// Multiply-adds of attention (scores and weighted values) of all layers, for one row and one position it sees.
     pub attention_macs: u64,

@@ -2,6 +2,7 @@
 
 use super::{Decoder, Layer, Projection};
 use crate::cost::{ModelMemory, StepCost};
+use crate::kernels::Linear;
 
 impl Layer {
     fn projections(&self) -> [&Projection; 7] {
@@ -24,10 +25,12 @@ impl Decoder {
             let projections = self.layers.iter().flat_map(Layer::projections);
             projections.map(|projection| &projection.linear)
         };
+        // Each int8 pass over the input is a product of its own.
+        let macs = |linear: &Linear| (linear.n() * linear.k() * linear.passes().max(1)) as u64;
         let config = &self.config;
         StepCost {
-            layer_macs: linears().map(|linear| (linear.n() * linear.k()) as u64).sum(),
-            head_macs: (self.head.n() * self.head.k()) as u64,
+            layer_macs: linears().map(macs).sum(),
+            head_macs: macs(&self.head),
             attention_macs: (2 * config.num_layers * config.num_heads * config.head_dim) as u64,
             layer_bytes: linears().map(|linear| linear.bytes() as u64).sum(),
             head_bytes: self.head.bytes() as u64,

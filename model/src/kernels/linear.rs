@@ -138,7 +138,7 @@ impl Linear {
     }
 
     /// Int8 blocks that it wants of each block of activations; 0 if it takes f32.
-    pub(super) fn passes(&self) -> usize {
+    pub(crate) fn passes(&self) -> usize {
         if self.packed.is_float() { 0 } else { self.passes }
     }
 

@@ -1,6 +1,8 @@
 //! Rounds rows of activations to int8 blocks.
 #![allow(unsafe_code, reason = "threads write disjoint rows of one operand")]
 
+use std::mem::MaybeUninit;
+
 use super::int8_block::{GROUP, Int8Block, block_index};
 use super::lanes::Lanes;
 use super::pack::BLOCK;
@@ -22,7 +24,7 @@ pub(super) unsafe fn quantise_row<S: Lanes>(x: &[f32], row: usize, passes: usize
     let (blocks, _) = x.as_chunks::<BLOCK>();
     let last = block_index(row, (passes - 1, passes), blocks.len(), blocks.len());
     assert!(last < out.len() + GROUP, "room for the row's blocks");
-    let mut rest = [[0.0; BLOCK]; TOGETHER];
+    let mut rest = MaybeUninit::<[[f32; BLOCK]; TOGETHER]>::uninit();
     for start in (0..blocks.len()).step_by(TOGETHER) {
         // The last ones go together with some that are done already: they come out the same.
         let start = start.min(blocks.len().saturating_sub(TOGETHER));
@@ -30,16 +32,16 @@ pub(super) unsafe fn quantise_row<S: Lanes>(x: &[f32], row: usize, passes: usize
         let first = block_index(row, (0, passes), start, blocks.len());
         let second = block_index(row, (1, passes), start, blocks.len());
         let (first, second) = (out.start().wrapping_add(first), out.start().wrapping_add(second));
-        let (from, left) = (part.as_ptr().cast::<f32>(), rest.as_mut_ptr().cast::<f32>());
+        let left = rest.as_mut_ptr().cast::<f32>();
+        let (mut from, mut to, mut done) = (part.as_ptr().cast::<f32>(), first, part.len() == TOGETHER);
         // SAFETY: eight blocks are read; those written are the row's, which the caller vouches for.
-        let done = unsafe {
-            part.len() == TOGETHER
-                && if passes == 2 {
-                    S::round_eight::<true>(from, first, left) && S::round_eight::<false>(left, second, left)
-                } else {
-                    S::round_eight::<false>(from, first, left)
-                }
-        };
+        unsafe {
+            if done && passes == 2 {
+                done = S::round_eight::<true>(from, first, left);
+                (from, to) = (left.cast_const(), second);
+            }
+            done = done && S::round_eight::<false>(from, to, left);
+        }
         if done {
             continue;
         }

@@ -44,9 +44,9 @@ pub(super) unsafe fn round_eight<const REST: bool>(x: *const f32, out: *mut Int8
     instructions! {
         // As bits, so that infinity and NaN count as largest.
         let mut magnitudes = [_mm512_setzero_si512(); LANES];
-        for i in 0..LANES {
+        for (i, magnitude) in magnitudes.iter_mut().enumerate() {
             let bits = _mm512_castps_si512(_mm512_loadu_ps(x.add(i * HALF)));
-            magnitudes[i] = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fff_ffff));
+            *magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fff_ffff));
         }
         let largest = reduced!(magnitudes, _mm512_max_epu32);
         if _mm512_cmpge_epu32_mask(largest, _mm512_set1_epi32(0x7f80_0000)) != 0 {
