@@ -21,15 +21,15 @@ fn unknown_paths_and_wrong_methods_are_json_in_the_family_shape() {
         assert_eq!(answer.header("content-type"), Some("application/json"));
         assert_eq!(answer.json()["error_type"], "validation", "{path}");
     }
-    for path in ["/v1/nothing", "/v1", "/v1/chat/completions", "/v1/completions/x"] {
+    for path in ["/v1/nothing", "/v1", "/v1/embeddings", "/v1/completions/x"] {
         let answer = post(front.address, path, "{}");
         assert_eq!(answer.status, 404, "{path}");
         assert_eq!(answer.json()["error"]["type"], "NotFoundError", "{path}");
     }
-    let chat = post(front.address, "/v1/chat/completions", "{}");
+    let embeddings = post(front.address, "/v1/embeddings", "{}");
     assert_eq!(
-        chat.json()["error"]["message"],
-        "not supported yet: /v1/chat/completions"
+        embeddings.json()["error"]["message"],
+        "not supported yet: /v1/embeddings"
     );
     for (method, path, allow) in [
         ("GET", "/generate", "POST, OPTIONS"),

@@ -9,13 +9,7 @@ use super::state::HttpState;
 use super::{openai, tgi};
 
 /// Paths of the API that are not built yet: told apart from typing errors.
-const UNBUILT: [&str; 5] = [
-    "/v1/chat/completions",
-    "/v1/embeddings",
-    "/tokenize",
-    "/detokenize",
-    "/tokenizer_info",
-];
+const UNBUILT: [&str; 4] = ["/v1/embeddings", "/tokenize", "/detokenize", "/tokenizer_info"];
 
 /// Registers all paths.
 pub fn configure(config: &mut ServiceConfig) {
@@ -36,6 +30,10 @@ pub fn configure(config: &mut ServiceConfig) {
         .service(
             only(web::resource("/v1/completions"), "POST, OPTIONS")
                 .route(web::post().to(openai::handlers::completions)),
+        )
+        .service(
+            only(web::resource("/v1/chat/completions"), "POST, OPTIONS")
+                .route(web::post().to(openai::chat::handlers::chat_completions)),
         );
     read(
         config,

@@ -57,6 +57,9 @@ impl ServedModel {
 /// Bodies up to this many bytes are checked where they are: that takes less than a tenth of a millisecond.
 const INLINE_BODY_BYTES: usize = 32_768;
 
+/// Texts up to this many bytes are rendered and tokenised where they are.
+const INLINE_TEXT_BYTES: usize = 2_048;
+
 /// The text of `/metrics`.
 pub type RenderMetrics = Arc<dyn Fn() -> String + Send + Sync>;
 
@@ -138,6 +141,22 @@ impl HttpState {
         }
         let bytes = body.bytes.clone();
         self.long_work.run(move || check(&bytes)).await.map_err(stopped)?
+    }
+
+    /// Does work that grows with a text of `bytes` bytes: here, or as long work if it is a long one.
+    ///
+    /// # Errors
+    /// The process stops.
+    pub async fn work_on<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if bytes <= INLINE_TEXT_BYTES {
+            Ok(work())
+        } else {
+            self.long_work.run(work).await.map_err(stopped)
+        }
     }
 
     /// The tokens of a prompt that came in `field`.

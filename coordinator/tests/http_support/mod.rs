@@ -23,7 +23,7 @@ use coordinator::http::server::listen;
 use coordinator::http::state::{HttpState, RenderMetrics};
 
 use backend::Scripted;
-use model_files::TextModel;
+use model_files::{ChatTemplate, TextModel};
 
 /// A running front door; stops when it is dropped.
 pub struct Front {
@@ -55,6 +55,13 @@ pub fn start_with(change: impl FnOnce(&mut Config)) -> Front {
     let mut config = config();
     change(&mut config);
     launch(&config, model::text(), Duration::from_secs(75))
+}
+
+/// Starts a front door whose model has a chat template.
+pub fn start_chat(template: &str) -> Front {
+    let mut text = model::text();
+    text.chat_template = Some(ChatTemplate::new(template, "<s>", "</s>"));
+    launch(&config(), text, Duration::from_secs(75))
 }
 
 /// Starts a front door that gives up on slow clients quickly, in front of a model that talks for long.

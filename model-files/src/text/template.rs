@@ -32,11 +32,11 @@ struct Inner {
 
 /// What a template renders.
 #[derive(Debug, Clone, Copy)]
-pub struct RenderInput<'a, M> {
+pub struct RenderInput<'a, M, T = serde_json::Value> {
     /// The conversation: a list of messages with `role`, `content` and whatever else the template reads.
     pub messages: &'a M,
     /// Tool definitions, if the request brings any.
-    pub tools: Option<&'a serde_json::Value>,
+    pub tools: Option<&'a T>,
     /// True: the prompt ends with the opening of the assistant's answer.
     pub add_generation_prompt: bool,
     /// The time `strftime_now` shows (in UTC). Without it, a template that asks for the time fails.
@@ -89,7 +89,7 @@ impl ChatTemplate {
     /// # Errors
     /// [`TextError::TemplateSyntax`] if the template does not compile, [`TextError::TemplateRender`] if it refuses the
     /// conversation (the message is the template's own) or fails.
-    pub fn render<M: Serialize>(&self, input: &RenderInput<'_, M>) -> Result<String, TextError> {
+    pub fn render<M: Serialize, T: Serialize>(&self, input: &RenderInput<'_, M, T>) -> Result<String, TextError> {
         let Inner { compiled, bos, eos, .. } = &*self.0;
         let environment = compiled
             .as_ref()

@@ -6,7 +6,9 @@
 //! * [`scan`]: the syntax check: strict UTF-8, strict JSON, bounded nesting, no lone surrogates.
 //! * [`raw`]: a checked value: its kind, its members, its text.
 //! * [`fields`]: typed, range-checked access to the members of an object.
+//! * [`tree`]: a copy of a value that is handed on as it is.
 
 pub mod fields;
 pub mod raw;
 pub mod scan;
+pub mod tree;

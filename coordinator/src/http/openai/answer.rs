@@ -96,7 +96,8 @@ pub enum UsageField {
 }
 
 impl UsageField {
-    fn is_absent(&self) -> bool {
+    /// True if there is no such key.
+    pub fn is_absent(&self) -> bool {
         *self == Self::Absent
     }
 }

@@ -86,6 +86,7 @@ impl LogprobsWriter {
     }
 }
 
-fn finite(logprob: f32) -> f32 {
+/// A log-probability that JSON can carry.
+pub fn finite(logprob: f32) -> f32 {
     if logprob.is_finite() { logprob } else { IMPOSSIBLE }
 }

@@ -1,6 +1,7 @@
-//! The paths under `/v1`: completions and models.
+//! The paths under `/v1`: completions, chats and models.
 
 pub mod answer;
+pub mod chat;
 pub mod handlers;
 pub mod logprobs;
 pub mod models;

@@ -111,13 +111,13 @@ pub fn parse(body: &[u8], rules: &Rules) -> Result<CompletionRequest, ApiError> 
     })
 }
 
-fn positive(fields: &Fields<'_>, name: &str) -> Result<Option<u32>, FieldError> {
+pub(super) fn positive(fields: &Fields<'_>, name: &str) -> Result<Option<u32>, FieldError> {
     Ok(fields
         .int(name, 1, MAX_I31)?
         .and_then(|value| u32::try_from(value).ok()))
 }
 
-fn model(fields: &Fields<'_>) -> Result<String, FieldError> {
+pub(super) fn model(fields: &Fields<'_>) -> Result<String, FieldError> {
     let expected = "the name of the served model";
     match fields.string("model", expected)? {
         None => Err(fields.missing("model", expected)),
@@ -126,7 +126,7 @@ fn model(fields: &Fields<'_>) -> Result<String, FieldError> {
     }
 }
 
-fn stream(fields: &Fields<'_>) -> Result<Option<StreamUsage>, FieldError> {
+pub(super) fn stream(fields: &Fields<'_>) -> Result<Option<StreamUsage>, FieldError> {
     let stream = fields.bool("stream")?.unwrap_or(false);
     let known: &[&str] = &["continuous_usage_stats", "include_usage"];
     let options = fields.object("stream_options", "stream_options.", known)?;

@@ -1,0 +1,128 @@
+//! The body of `/v1/chat/completions`, field by field.
+
+use super::template::{self, Conversation};
+use super::{messages, tools};
+use crate::http::error::{ApiError, ErrorKind};
+use crate::http::json::fields::{FieldError, Fields, quoted};
+use crate::http::json::raw::{Kind, Raw};
+use crate::http::json::scan;
+use crate::http::openai::request::{Rules, StreamUsage, model, positive, stream};
+use crate::http::openai::shared::{self, Shared};
+use crate::http::openai::unbuilt;
+
+/// Most alternatives reported for a token.
+const MAX_TOP_LOGPROBS: i64 = 20;
+
+/// Fields that only chats have.
+const OWN: &[&str] = &[
+    "add_generation_prompt",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "documents",
+    "function_call",
+    "functions",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "messages",
+    "modalities",
+    "model",
+    "parallel_tool_calls",
+    "return_token_ids",
+    "stream",
+    "stream_options",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    // Those of `unbuilt`.
+    "best_of",
+    "echo",
+    "n",
+    "prompt_logprobs",
+    "suffix",
+    "use_beam_search",
+];
+const FIELDS: &[&str] = &shared::with_shared::<{ OWN.len() + shared::NAMES.len() }>(OWN);
+
+/// A checked request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChatRequest {
+    /// Name the client uses for the model.
+    pub model: String,
+    /// What the template renders.
+    pub conversation: Conversation,
+    /// Most tokens to generate, if the client says.
+    pub max_tokens: Option<u32>,
+    /// How tokens are drawn, and what ends the answer.
+    pub shared: Shared,
+    /// As a stream, with this usage.
+    pub stream: Option<StreamUsage>,
+    /// Alternatives to report for every token, if log-probabilities are asked for.
+    pub logprobs: Option<u8>,
+    /// Report token ids.
+    pub return_token_ids: bool,
+}
+
+/// Checks a body, except for the model's name. `knows_developer`: see [`messages::read`].
+///
+/// # Errors
+/// What is wrong, with the field, its value and what would be right.
+pub fn parse(body: &[u8], rules: &Rules, knows_developer: bool) -> Result<ChatRequest, ApiError> {
+    let raw = scan::check(body)?;
+    if raw.kind() != Kind::Object {
+        let message = format!("the body is {}, but must be a JSON object", raw.shown());
+        return Err(ApiError::new(ErrorKind::Invalid, message));
+    }
+    let fields = Fields::of_object(raw, "", FIELDS)?;
+    let model = model(&fields)?;
+    let messages = messages::read(&fields, rules.prompt.chars, knows_developer)?;
+    let tools = tools::read(&fields)?;
+    let conversation = template::options(&fields, messages, tools.as_ref())?;
+    modalities(&fields)?;
+    let mut shared = shared::read(&fields, &rules.shared)?;
+    let logprobs = logprobs(&fields)?;
+    shared.sampling.top_logprobs = logprobs;
+    unbuilt::refuse(&fields, shared.sampling.greedy, !shared.stop.is_empty())?;
+    // The newer name wins; both are checked.
+    let older = positive(&fields, "max_tokens")?;
+    let max_tokens = positive(&fields, "max_completion_tokens")?.or(older);
+    Ok(ChatRequest {
+        model,
+        conversation,
+        max_tokens,
+        shared,
+        stream: stream(&fields)?,
+        logprobs,
+        return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
+    })
+}
+
+/// `logprobs` asks for them, `top_logprobs` for alternatives.
+fn logprobs(fields: &Fields<'_>) -> Result<Option<u8>, FieldError> {
+    let asked = fields.bool("logprobs")?.unwrap_or(false);
+    let count = fields.int("top_logprobs", 0, MAX_TOP_LOGPROBS)?;
+    match count {
+        Some(count) if count > 0 && !asked => {
+            let problem = format!("is {count}, but must be 0 or absent where `logprobs` is not true");
+            Err(FieldError::rule("top_logprobs", problem))
+        }
+        count => Ok(asked.then(|| count.and_then(|count| u8::try_from(count).ok()).unwrap_or(0))),
+    }
+}
+
+/// Only text can be asked for.
+fn modalities(fields: &Fields<'_>) -> Result<(), FieldError> {
+    let expected = "[\"text\"]";
+    let Some(list) = fields.list("modalities", expected)? else {
+        return Ok(());
+    };
+    match list.elements().find(|kind| kind.string().as_deref() != Some("text")) {
+        Some(kind) => {
+            let shown = kind.string().map_or_else(|| Raw::shown(kind), |kind| quoted(&kind));
+            let problem = format!("contains {shown}, but must be {expected}: this model writes text only");
+            Err(FieldError::rule("modalities", problem))
+        }
+        None => Ok(()),
+    }
+}

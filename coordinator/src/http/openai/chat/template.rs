@@ -1,0 +1,104 @@
+//! The prompt of a conversation.
+
+use model_files::{ChatTemplate, RenderInput};
+use serde_json::{Map, Value};
+
+use super::tools::Tools;
+use crate::http::error::ApiError;
+use crate::http::json::fields::{FieldError, Fields};
+use crate::http::json::tree::Tree;
+use crate::http::state::HttpState;
+
+/// What a template is asked to render.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conversation {
+    /// The messages, as the template reads them.
+    pub messages: Vec<Tree>,
+    /// The tools, if the model is to know of any.
+    pub tools: Option<Tree>,
+    /// The prompt ends with the opening of the assistant's answer.
+    pub opens_answer: bool,
+    /// Further variables of the template.
+    pub variables: Option<Map<String, Value>>,
+}
+
+/// Reads what a client may tell the template: `add_generation_prompt` and `chat_template_kwargs`.
+///
+/// # Errors
+/// A wrong value, or a field that is not supported.
+pub fn options(fields: &Fields<'_>, messages: Vec<Tree>, tools: Option<&Tools>) -> Result<Conversation, ApiError> {
+    // A template of the client's own is a program of the client's own.
+    for name in ["chat_template", "documents"] {
+        if fields.get(name).is_some() {
+            return Err(ApiError::not_supported_yet(name));
+        }
+    }
+    if fields.bool("continue_final_message")?.unwrap_or(false) {
+        return Err(ApiError::not_supported_yet("continue_final_message"));
+    }
+    let name = "chat_template_kwargs";
+    fields.object(name, "", &[])?;
+    let variables = fields.get(name).map(|raw| {
+        serde_json::from_str(raw.text())
+            .map_err(|_| FieldError::rule(name, "contains a number that is too large for a double"))
+    });
+    Ok(Conversation {
+        messages,
+        tools: tools.filter(|tools| tools.are_shown()).map(|tools| tools.list.clone()),
+        opens_answer: fields.bool("add_generation_prompt")?.unwrap_or(true),
+        variables: variables.transpose()?,
+    })
+}
+
+impl HttpState {
+    /// The model's chat template.
+    ///
+    /// # Errors
+    /// It has none, or one that does not compile.
+    pub fn chat_template(&self) -> Result<&ChatTemplate, ApiError> {
+        let refused = |problem: String| ApiError::from(FieldError::rule("messages", problem));
+        let template = self.model.text.chat_template.as_ref().ok_or_else(|| {
+            refused("cannot be used: this model has no chat template; /v1/completions takes a prompt".to_owned())
+        })?;
+        match template.problem() {
+            Some(problem) => Err(refused(format!(
+                "cannot be used: this model's chat template does not work: {problem}"
+            ))),
+            None => Ok(template),
+        }
+    }
+
+    /// True if the model's chat template tells the role `developer` from `system`.
+    pub fn template_knows_developer(&self) -> bool {
+        let template = self.model.text.chat_template.as_ref();
+        template.is_some_and(|template| template.source().contains("developer"))
+    }
+
+    /// The tokens of a conversation that came in a body of `bytes` bytes. A rendered prompt brings its own begin-of-text
+    /// token.
+    ///
+    /// # Errors
+    /// There is no template, or it refuses the conversation; or the process stops.
+    pub async fn encode_chat(&self, conversation: Conversation, bytes: usize) -> Result<Vec<u32>, ApiError> {
+        let template = self.chat_template()?.clone();
+        let now = self.clock.wall_time();
+        let tokenizer = self.prompts.tokenizer().clone();
+        let work = move || {
+            let input = RenderInput {
+                messages: &conversation.messages,
+                tools: conversation.tools.as_ref(),
+                add_generation_prompt: conversation.opens_answer,
+                now: Some(now),
+                variables: conversation.variables.as_ref(),
+            };
+            let text = template
+                .render(&input)
+                .map_err(|error| FieldError::rule("messages", format!("cannot be rendered: {error}")))?;
+            tokenizer
+                .encode_plain(&text)
+                .map_err(|error| FieldError::rule("messages", format!("cannot be tokenised: {error}")))
+        };
+        let tokens: Result<Vec<u32>, FieldError> = self.work_on(bytes, work).await?;
+        Ok(tokens?)
+    }
+}
