@@ -15,7 +15,7 @@ use serde_json::json;
 #[test]
 fn unknown_paths_and_wrong_methods_are_json_in_the_family_shape() {
     let front = start();
-    for path in ["/nothing", "/generate/", "/tokenize", "/v2/models"] {
+    for path in ["/nothing", "/generate/", "/tokenize/", "/v2/models"] {
         let answer = post(front.address, path, "{}");
         assert_eq!(answer.status, 404, "{path}");
         assert_eq!(answer.header("content-type"), Some("application/json"));

@@ -15,14 +15,15 @@ use crate::core::types::{ServeError, ServeErrorKind};
 pub enum Family {
     /// `/`, `/generate`, `/info`, ...: `error` and `error_type`, in the words of TGI 0.9.4.
     Tgi,
-    /// `/v1/*`: an `error` object.
+    /// `/v1/*` and the tokenizer's paths: an `error` object.
     OpenAi,
 }
 
 impl Family {
     /// The family of a path, known or not.
     pub fn of_path(path: &str) -> Self {
-        if path == "/v1" || path.starts_with("/v1/") {
+        let tokens = ["/tokenize", "/detokenize", "/tokenizer_info"].contains(&path);
+        if tokens || path == "/v1" || path.starts_with("/v1/") {
             Self::OpenAi
         } else {
             Self::Tgi
@@ -349,6 +350,7 @@ mod tests {
     fn the_path_decides_the_family() {
         assert_eq!(Family::of_path("/v1/nothing"), Family::OpenAi);
         assert_eq!(Family::of_path("/v1"), Family::OpenAi);
+        assert_eq!(Family::of_path("/detokenize"), Family::OpenAi);
         assert_eq!(Family::of_path("/v10"), Family::Tgi);
         assert_eq!(Family::of_path("/"), Family::Tgi);
     }

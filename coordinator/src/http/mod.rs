@@ -28,3 +28,4 @@ pub mod shown;
 pub mod sse;
 pub mod state;
 pub mod tgi;
+pub mod tokens;

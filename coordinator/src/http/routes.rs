@@ -6,10 +6,10 @@ use actix_web::{HttpRequest, HttpResponse, Resource};
 
 use super::error::{ApiError, ErrorKind, Family};
 use super::state::HttpState;
-use super::{openai, tgi};
+use super::{openai, tgi, tokens};
 
 /// Paths of the API that are not built yet: told apart from typing errors.
-const UNBUILT: [&str; 4] = ["/v1/embeddings", "/tokenize", "/detokenize", "/tokenizer_info"];
+const UNBUILT: [&str; 1] = ["/v1/embeddings"];
 
 /// Registers all paths.
 pub fn configure(config: &mut ServiceConfig) {
@@ -35,6 +35,18 @@ pub fn configure(config: &mut ServiceConfig) {
             only(web::resource("/v1/chat/completions"), "POST, OPTIONS")
                 .route(web::post().to(openai::chat::handlers::chat_completions)),
         );
+    for (path, route) in [
+        ("/tokenize", web::post().to(tokens::tokenize)),
+        ("/detokenize", web::post().to(tokens::detokenize)),
+    ] {
+        config.service(only(web::resource(path), "POST, OPTIONS").route(route));
+    }
+    read(
+        config,
+        "/tokenizer_info",
+        web::get().to(tokens::tokenizer_info),
+        web::head().to(tokens::tokenizer_info),
+    );
     read(
         config,
         "/health",

@@ -57,11 +57,21 @@ pub fn start_with(change: impl FnOnce(&mut Config)) -> Front {
     launch(&config, model::text(), Duration::from_secs(75))
 }
 
-/// Starts a front door whose model has a chat template.
+/// Starts a front door whose model has a chat template, and room for a conversation.
 pub fn start_chat(template: &str) -> Front {
+    start_chat_with(template, |_| {})
+}
+
+/// Like [`start_chat`], with a changed configuration.
+pub fn start_chat_with(template: &str, change: impl FnOnce(&mut Config)) -> Front {
     let mut text = model::text();
     text.chat_template = Some(ChatTemplate::new(template, "<s>", "</s>"));
-    launch(&config(), text, Duration::from_secs(75))
+    text.max_position_embeddings = 4_096;
+    let mut config = config();
+    config.limits.max_input_token_len = 2_000;
+    config.limits.max_iter_times = 256;
+    change(&mut config);
+    launch(&config, text, Duration::from_secs(75))
 }
 
 /// Starts a front door that gives up on slow clients quickly, in front of a model that talks for long.

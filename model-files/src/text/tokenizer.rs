@@ -112,6 +112,11 @@ impl TextTokenizer {
         self.0.tokenizer.token_to_id(entry)
     }
 
+    /// The vocabulary's own spelling of a token: the inverse of [`Self::token_id`].
+    pub fn token_entry(&self, id: u32) -> Option<String> {
+        self.0.tokenizer.id_to_token(id)
+    }
+
     /// Number of token ids, added ones included.
     pub fn vocab_size(&self) -> usize {
         self.0.table.len()

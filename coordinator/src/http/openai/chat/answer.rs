@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::logprobs::ChatLogprobs;
+use super::tools::format::Call;
 use crate::http::openai::answer::{Head, StopReason, UsageField};
 
 /// A whole answer, or one chunk of a stream. `C`: [`ChatChoice`] or [`ChunkChoice`].
@@ -39,13 +40,54 @@ pub struct ChatChoice {
     pub token_ids: Option<Vec<u32>>,
 }
 
+/// Who answers.
+pub const ROLE: &str = "assistant";
+
 /// A message of the assistant.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Message {
     /// `assistant`.
     pub role: &'static str,
-    /// Its text.
+    /// Its text; null if it only calls.
     pub content: Option<String>,
+    /// The functions it calls.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+}
+
+impl Message {
+    /// Adds to the text.
+    pub fn add_text(&mut self, text: &str) {
+        self.content.get_or_insert_default().push_str(text);
+    }
+
+    /// True if nothing has been said.
+    pub fn is_silent(&self) -> bool {
+        self.content.as_ref().is_none_or(String::is_empty) && self.tool_calls.is_empty()
+    }
+
+    /// The message when nothing is added any more.
+    pub fn whole(mut self) -> Self {
+        self.role = ROLE;
+        if self.tool_calls.is_empty() {
+            self.content.get_or_insert_default();
+        }
+        self
+    }
+}
+
+/// A call of a function.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ToolCall {
+    /// Its place among the calls of its answer.
+    pub index: usize,
+    /// A name for it, by which its result is told.
+    pub id: String,
+    /// `function`.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// What is called.
+    pub function: Call,
 }
 
 /// What a chunk adds to one answer.
@@ -75,4 +117,23 @@ pub struct Delta {
     /// Text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    /// Calls that are whole now.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+}
+
+impl From<Message> for Delta {
+    fn from(said: Message) -> Self {
+        // A chunk that has a call and no text says nothing about the text.
+        let content = if said.tool_calls.is_empty() {
+            Some(said.content.unwrap_or_default())
+        } else {
+            said.content
+        };
+        Self {
+            role: None,
+            content,
+            tool_calls: said.tool_calls,
+        }
+    }
 }

@@ -8,16 +8,14 @@ use super::answer::{ChatChoice, ChatReply, Message};
 use super::logprobs::{ChatLogprobs, ChatLogprobsWriter};
 use super::request::parse;
 use super::stream::ChatStream;
+use super::voice::Voice;
 use crate::http::error::{ApiError, Family};
-use crate::http::openai::answer::{Counter, Head, StopReason, UsageField, finish_reason};
+use crate::http::openai::answer::{Counter, Head, StopReason, UsageField};
 use crate::http::openai::handlers::unknown_model;
 use crate::http::openai::request::{Rules, StreamUsage};
 use crate::http::serve::{Answer, Draft, Step};
 use crate::http::state::HttpState;
 use crate::metrics::RequestTimer;
-
-/// Who answers.
-pub const ROLE: &str = "assistant";
 
 /// `POST /v1/chat/completions`.
 pub async fn chat_completions(request: HttpRequest, payload: Payload, state: Data<HttpState>) -> HttpResponse {
@@ -42,14 +40,15 @@ struct Checked {
     stream: Option<StreamUsage>,
     logprobs: Option<ChatLogprobsWriter>,
     token_ids: bool,
+    voice: Voice,
 }
 
 async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Result<Checked, ApiError> {
     let body = state.read_body(request, payload).await?;
     let rules = Rules::new(state, state.draw_seed()?);
-    let knows_developer = state.template_knows_developer();
+    let facts = state.template_facts();
     let parsed = state
-        .check_body(&body, move |bytes| parse(bytes, &rules, knows_developer))
+        .check_body(&body, move |bytes| parse(bytes, &rules, facts))
         .await?;
     if !state.model.answers_to(&parsed.model) {
         return Err(unknown_model(&parsed.model));
@@ -79,8 +78,9 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
         ignore_eos: shared.ignore_eos,
         include_stop_str: shared.include_stop_str,
         skip_special_tokens: shared.skip_special_tokens,
-        prompt_logprobs: false,
+        prompt_logprobs: None,
     };
+    let voice = Voice::new(&id.to_string(), parsed.tools.as_ref(), facts.format);
     let writer = |count| ChatLogprobsWriter::new(state.prompts.tokenizer().clone(), count);
     Ok(Checked {
         draft,
@@ -88,6 +88,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
         stream: parsed.stream,
         logprobs: parsed.logprobs.map(writer),
         token_ids: parsed.return_token_ids,
+        voice,
     })
 }
 
@@ -98,6 +99,7 @@ async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Res
         stream,
         logprobs,
         token_ids,
+        voice,
     } = checked;
     let answer = state.begin(draft, timer).await?;
     let counter = Counter::new(answer.prompt.len(), answer.cached_tokens);
@@ -111,11 +113,12 @@ async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Res
             token_ids,
             prompt_token_ids,
             begun: false,
+            voice,
         };
         let response = HttpResponse::build(StatusCode::OK);
         return Ok(crate::http::sse::respond(response, answer, words, state.silence()));
     }
-    let (choice, usage) = collect(answer, counter, logprobs.as_ref(), token_ids).await?;
+    let (choice, usage) = collect(answer, counter, voice, logprobs.as_ref(), token_ids).await?;
     Ok(HttpResponse::Ok().json(ChatReply {
         head: &head,
         choices: vec![choice],
@@ -128,10 +131,11 @@ async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Res
 async fn collect(
     mut answer: Answer,
     mut counter: Counter,
+    mut voice: Voice,
     writer: Option<&ChatLogprobsWriter>,
     token_ids: bool,
 ) -> Result<(ChatChoice, UsageField), ApiError> {
-    let mut text = String::new();
+    let mut message = Message::default();
     let mut content = Vec::new();
     let mut ids = Vec::new();
     loop {
@@ -144,22 +148,19 @@ async fn collect(
             }
         };
         for shown in &shown {
-            text.push_str(&shown.text);
+            voice.say(shown, &mut message);
             ids.push(shown.token.sampled.token);
             counter.add(shown.token.step);
             content.extend(writer.map(|writer| writer.entry(shown)));
         }
         if let Some((tail, completion)) = end {
-            text.push_str(&tail);
+            voice.end(&tail, &mut message);
             answer.timer.succeeded();
             let choice = ChatChoice {
                 index: 0,
-                message: Message {
-                    role: ROLE,
-                    content: Some(text),
-                },
+                message: message.whole(),
                 logprobs: writer.map(|_| ChatLogprobs { content }),
-                finish_reason: finish_reason(&completion),
+                finish_reason: voice.finish_reason(&completion),
                 stop_reason: StopReason::of(&completion),
                 token_ids: token_ids.then_some(ids),
             };

@@ -9,3 +9,4 @@ pub mod request;
 pub mod stream;
 pub mod template;
 pub mod tools;
+pub mod voice;

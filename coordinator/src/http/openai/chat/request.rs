@@ -1,7 +1,8 @@
 //! The body of `/v1/chat/completions`, field by field.
 
-use super::template::{self, Conversation};
-use super::{messages, tools};
+use super::messages;
+use super::template::{self, Conversation, TemplateFacts};
+use super::tools::{self, ToolChoice, Tools};
 use crate::http::error::{ApiError, ErrorKind};
 use crate::http::json::fields::{FieldError, Fields, quoted};
 use crate::http::json::raw::{Kind, Raw};
@@ -52,6 +53,8 @@ pub struct ChatRequest {
     pub model: String,
     /// What the template renders.
     pub conversation: Conversation,
+    /// The functions that the model may call, if there are any.
+    pub tools: Option<Tools>,
     /// Most tokens to generate, if the client says.
     pub max_tokens: Option<u32>,
     /// How tokens are drawn, and what ends the answer.
@@ -64,11 +67,11 @@ pub struct ChatRequest {
     pub return_token_ids: bool,
 }
 
-/// Checks a body, except for the model's name. `knows_developer`: see [`messages::read`].
+/// Checks a body, except for the model's name.
 ///
 /// # Errors
 /// What is wrong, with the field, its value and what would be right.
-pub fn parse(body: &[u8], rules: &Rules, knows_developer: bool) -> Result<ChatRequest, ApiError> {
+pub fn parse(body: &[u8], rules: &Rules, facts: TemplateFacts) -> Result<ChatRequest, ApiError> {
     let raw = scan::check(body)?;
     if raw.kind() != Kind::Object {
         let message = format!("the body is {}, but must be a JSON object", raw.shown());
@@ -76,9 +79,10 @@ pub fn parse(body: &[u8], rules: &Rules, knows_developer: bool) -> Result<ChatRe
     }
     let fields = Fields::of_object(raw, "", FIELDS)?;
     let model = model(&fields)?;
-    let messages = messages::read(&fields, rules.prompt.chars, knows_developer)?;
-    let tools = tools::read(&fields)?;
-    let conversation = template::options(&fields, messages, tools.as_ref())?;
+    let messages = messages::read(&fields, rules.prompt.chars, facts.knows_developer)?;
+    let tools = tools::read(&fields, facts.format)?.filter(|tools| tools.choice != ToolChoice::None);
+    let list = tools.as_ref().map(|tools| tools.list.clone());
+    let conversation = template::options(&fields, messages, list, facts)?;
     modalities(&fields)?;
     let mut shared = shared::read(&fields, &rules.shared)?;
     let logprobs = logprobs(&fields)?;
@@ -90,6 +94,7 @@ pub fn parse(body: &[u8], rules: &Rules, knows_developer: bool) -> Result<ChatRe
     Ok(ChatRequest {
         model,
         conversation,
+        tools,
         max_tokens,
         shared,
         stream: stream(&fields)?,

@@ -1,12 +1,12 @@
 //! `/v1/chat/completions` as a stream: a chunk with the role, chunks with text, one with the finish reason and nothing
 //! else, then `[DONE]`.
 
-use super::answer::{ChatReply, ChunkChoice, Delta};
-use super::handlers::ROLE;
+use super::answer::{ChatReply, ChunkChoice, Delta, Message, ROLE};
 use super::logprobs::{ChatLogprobs, ChatLogprobsWriter};
+use super::voice::Voice;
 use crate::core::types::Completion;
 use crate::http::error::{ApiError, Family};
-use crate::http::openai::answer::{Counter, Head, StopReason, UsageField, finish_reason};
+use crate::http::openai::answer::{Counter, Head, StopReason, UsageField};
 use crate::http::openai::request::StreamUsage;
 use crate::http::shown::Shown;
 use crate::http::sse::{Dialect, EventBuffer};
@@ -27,6 +27,8 @@ pub struct ChatStream {
     pub prompt_token_ids: Option<Vec<u32>>,
     /// The role has been told.
     pub begun: bool,
+    /// What of the tokens is text, and what is a call.
+    pub voice: Voice,
 }
 
 impl ChatStream {
@@ -38,6 +40,7 @@ impl ChatStream {
         let delta = Delta {
             role: Some(ROLE),
             content: Some(String::new()),
+            ..Delta::default()
         };
         self.chunk(delta, None, None, events);
     }
@@ -45,13 +48,11 @@ impl ChatStream {
     fn token(&mut self, shown: &Shown, events: &mut EventBuffer) {
         self.begin(events);
         self.counter.add(shown.token.step);
+        let mut said = Message::default();
+        self.voice.say(shown, &mut said);
         // A token without text of its own has nothing to say, unless it was asked for.
-        if !shown.text.is_empty() || self.logprobs.is_some() || self.token_ids {
-            let delta = Delta {
-                role: None,
-                content: Some(shown.text.clone()),
-            };
-            self.chunk(delta, Some(shown), None, events);
+        if !said.is_silent() || self.logprobs.is_some() || self.token_ids {
+            self.chunk(said.into(), Some(shown), None, events);
         }
     }
 
@@ -69,7 +70,7 @@ impl ChatStream {
             index: 0,
             delta,
             logprobs,
-            finish_reason: completion.map(finish_reason),
+            finish_reason: completion.map(|completion| self.voice.finish_reason(completion)),
             stop_reason: completion.and_then(StopReason::of),
             token_ids: self
                 .token_ids
@@ -104,14 +105,16 @@ impl Dialect for ChatStream {
         }
     }
 
-    fn end(&mut self, mut rest: Vec<Shown>, tail: &str, completion: &Completion, events: &mut EventBuffer) {
-        if let Some(last) = rest.last_mut() {
-            last.text.push_str(tail);
-        }
+    fn end(&mut self, rest: Vec<Shown>, tail: &str, completion: &Completion, events: &mut EventBuffer) {
         for shown in &rest {
             self.token(shown, events);
         }
         self.begin(events);
+        let mut said = Message::default();
+        self.voice.end(tail, &mut said);
+        if !said.is_silent() {
+            self.chunk(said.into(), None, None, events);
+        }
         self.chunk(Delta::default(), None, Some(completion), events);
         if matches!(self.usage, StreamUsage::ExtraChunk | StreamUsage::EveryChunk) {
             self.send(Vec::new(), UsageField::Counts(self.counter.total()), events);

@@ -3,7 +3,8 @@
 use model_files::{ChatTemplate, RenderInput};
 use serde_json::{Map, Value};
 
-use super::tools::Tools;
+use super::tools::format::Format;
+use super::tools::generic;
 use crate::http::error::ApiError;
 use crate::http::json::fields::{FieldError, Fields};
 use crate::http::json::tree::Tree;
@@ -22,11 +23,39 @@ pub struct Conversation {
     pub variables: Option<Map<String, Value>>,
 }
 
-/// Reads what a client may tell the template: `add_generation_prompt` and `chat_template_kwargs`.
+/// What has to be known of a template before it renders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TemplateFacts {
+    /// It tells the role `developer` from `system`.
+    pub knows_developer: bool,
+    /// It shows tools.
+    pub knows_tools: bool,
+    /// How the calls look that it asks for, if that is known.
+    pub format: Option<Format>,
+}
+
+impl TemplateFacts {
+    /// Reads them off a template's text.
+    pub fn of(source: &str) -> Self {
+        Self {
+            knows_developer: source.contains("developer"),
+            knows_tools: source.contains("tools"),
+            format: Format::of_template(source),
+        }
+    }
+}
+
+/// Puts a conversation together with what a client may tell the template: `add_generation_prompt` and
+/// `chat_template_kwargs`. `tools`: those that the model is to know of.
 ///
 /// # Errors
 /// A wrong value, or a field that is not supported.
-pub fn options(fields: &Fields<'_>, messages: Vec<Tree>, tools: Option<&Tools>) -> Result<Conversation, ApiError> {
+pub fn options(
+    fields: &Fields<'_>,
+    mut messages: Vec<Tree>,
+    mut tools: Option<Tree>,
+    facts: TemplateFacts,
+) -> Result<Conversation, ApiError> {
     // A template of the client's own is a program of the client's own.
     for name in ["chat_template", "documents"] {
         if fields.get(name).is_some() {
@@ -42,9 +71,14 @@ pub fn options(fields: &Fields<'_>, messages: Vec<Tree>, tools: Option<&Tools>) 
         serde_json::from_str(raw.text())
             .map_err(|_| FieldError::rule(name, "contains a number that is too large for a double"))
     });
+    if !facts.knows_tools
+        && let Some(tools) = tools.take()
+    {
+        generic::describe(&mut messages, &tools);
+    }
     Ok(Conversation {
         messages,
-        tools: tools.filter(|tools| tools.are_shown()).map(|tools| tools.list.clone()),
+        tools,
         opens_answer: fields.bool("add_generation_prompt")?.unwrap_or(true),
         variables: variables.transpose()?,
     })
@@ -68,10 +102,10 @@ impl HttpState {
         }
     }
 
-    /// True if the model's chat template tells the role `developer` from `system`.
-    pub fn template_knows_developer(&self) -> bool {
+    /// What has to be known of the model's chat template; that of no template if it has none.
+    pub fn template_facts(&self) -> TemplateFacts {
         let template = self.model.text.chat_template.as_ref();
-        template.is_some_and(|template| template.source().contains("developer"))
+        TemplateFacts::of(template.map_or("", ChatTemplate::source))
     }
 
     /// The tokens of a conversation that came in a body of `bytes` bytes. A rendered prompt brings its own begin-of-text

@@ -1,11 +1,18 @@
 //! `tools` and `tool_choice`: the functions that the model may call, and whether it must.
+//!
+//! * [`format`]: how a model's calls look, by what its template says, and the parser that finds them in its words.
+//! * [`generic`]: what a model is told whose template knows no tools.
 
+pub mod format;
+pub mod generic;
+
+use super::messages::{copied, within};
 use crate::http::error::ApiError;
 use crate::http::json::fields::{FieldError, Fields, quoted};
 use crate::http::json::raw::{Kind, Raw};
 use crate::http::json::tree::Tree;
 
-use super::messages::{copied, within};
+use format::Format;
 
 /// Most tools of a request.
 const MAX_TOOLS: usize = 128;
@@ -14,6 +21,15 @@ const MAX_NAME: usize = 64;
 const NAME: &str = "1 to 64 letters, digits or any of _ - .";
 const TOOLS: &str = "a list of {\"type\": \"function\", \"function\": {\"name\": ..., \"parameters\": ...}}";
 const CHOICE: &str = "\"none\", \"auto\", \"required\", or {\"type\": \"function\", \"function\": {\"name\": ...}} with the name of a tool";
+
+/// Names of the body's fields that [`read`] reads.
+pub const FIELDS: [&str; 5] = [
+    "function_call",
+    "functions",
+    "parallel_tool_calls",
+    "tool_choice",
+    "tools",
+];
 
 /// Whether the model calls a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,29 +44,31 @@ pub enum ToolChoice {
     Named(String),
 }
 
+/// A function that can be called.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Function {
+    /// Its name, unique in the request.
+    pub name: String,
+    /// The JSON schema of its arguments, if it has one.
+    pub parameters: Option<Tree>,
+}
+
 /// The functions of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tools {
     /// As the client wrote them, for the template.
     pub list: Tree,
-    /// Each function's name and the schema of its arguments, if it has one.
-    pub functions: Vec<(String, Option<Tree>)>,
+    /// The same, one by one.
+    pub functions: Vec<Function>,
     /// Whether one is called.
     pub choice: ToolChoice,
 }
 
-impl Tools {
-    /// True if the model is told of the tools.
-    pub fn are_shown(&self) -> bool {
-        self.choice != ToolChoice::None
-    }
-}
-
-/// Reads `tools` and `tool_choice`. An empty list is none.
+/// Reads `tools` and `tool_choice`. `format`: how the model's calls look, if that is known.
 ///
 /// # Errors
 /// What is wrong, or a choice that is not supported.
-pub fn read(fields: &Fields<'_>) -> Result<Option<Tools>, ApiError> {
+pub fn read(fields: &Fields<'_>, format: Option<Format>) -> Result<Option<Tools>, ApiError> {
     for (old, new) in [("functions", "tools"), ("function_call", "tool_choice")] {
         if let Some(raw) = fields.get(old).filter(|raw| raw.text() != "\"none\"") {
             let problem = format!(
@@ -61,39 +79,56 @@ pub fn read(fields: &Fields<'_>) -> Result<Option<Tools>, ApiError> {
         }
     }
     fields.bool("parallel_tool_calls")?;
+    let Some((list, functions)) = listed(fields)? else {
+        without_tools(fields)?;
+        return Ok(None);
+    };
+    let choice = choice(fields, &functions)?;
+    match choice {
+        ToolChoice::Required | ToolChoice::Named(_) => return Err(ApiError::not_supported_yet("tool_choice")),
+        ToolChoice::Auto if format.is_none() => {
+            let problem = "is \"auto\", but must be \"none\" for this model: the calls that its chat template asks for \
+                are of a form that is not known here";
+            return Err(FieldError::rule("tool_choice", problem).into());
+        }
+        ToolChoice::Auto | ToolChoice::None => {}
+    }
+    Ok(Some(Tools {
+        list,
+        functions,
+        choice,
+    }))
+}
+
+/// Reads `tools`: as they are, and one by one. An empty list is none.
+///
+/// # Errors
+/// What is wrong.
+pub fn listed(fields: &Fields<'_>) -> Result<Option<(Tree, Vec<Function>)>, FieldError> {
     let Some(list) = fields
         .list("tools", TOOLS)?
         .filter(|list| list.elements().next().is_some())
     else {
-        without_tools(fields)?;
         return Ok(None);
     };
-    let mut functions: Vec<(String, Option<Tree>)> = Vec::new();
+    let mut functions: Vec<Function> = Vec::new();
     for (index, raw) in list.elements().enumerate() {
         let place = format!("tools[{index}]");
         if index == MAX_TOOLS {
             let problem = format!("has more than {MAX_TOOLS} tools, but must have at most {MAX_TOOLS}");
-            return Err(FieldError::rule("tools", problem).into());
+            return Err(FieldError::rule("tools", problem));
         }
         if raw.kind() != Kind::Object {
-            return Err(FieldError::wrong(place, raw, "an object of type \"function\"").into());
+            return Err(FieldError::wrong(place, raw, "an object of type \"function\""));
         }
         let function = function(raw).map_err(within(place.clone()))?;
-        if functions.iter().any(|(known, _)| *known == function.0) {
-            let problem = format!("is {}, but must be different from every other", quoted(&function.0));
-            return Err(FieldError::rule(format!("{place}.function.name"), problem).into());
+        if functions.iter().any(|known| known.name == function.name) {
+            let problem = format!("is {}, but must be different from every other", quoted(&function.name));
+            return Err(FieldError::rule(format!("{place}.function.name"), problem));
         }
         functions.push(function);
     }
-    let choice = choice(fields, &functions)?;
-    if choice != ToolChoice::None {
-        return Err(ApiError::not_supported_yet("tool_choice"));
-    }
-    Ok(Some(Tools {
-        list: copied("tools", list)?,
-        functions,
-        choice,
-    }))
+    Ok(Some((copied("tools", list)?, functions)))
 }
 
 /// `tool_choice` of a request without tools: nothing can be called.
@@ -110,7 +145,7 @@ fn without_tools(fields: &Fields<'_>) -> Result<(), FieldError> {
     }
 }
 
-fn function(raw: Raw<'_>) -> Result<(String, Option<Tree>), FieldError> {
+fn function(raw: Raw<'_>) -> Result<Function, FieldError> {
     let fields = Fields::of_object(raw, "", &["function", "type"])?;
     let kind = fields
         .string("type", "\"function\"")?
@@ -138,10 +173,13 @@ fn function(raw: Raw<'_>) -> Result<(String, Option<Tree>), FieldError> {
         .get("parameters")
         .map(|raw| copied("function.parameters", raw))
         .transpose()?;
-    Ok((name.into_owned(), parameters))
+    Ok(Function {
+        name: name.into_owned(),
+        parameters,
+    })
 }
 
-fn choice(fields: &Fields<'_>, functions: &[(String, Option<Tree>)]) -> Result<ToolChoice, FieldError> {
+fn choice(fields: &Fields<'_>, functions: &[Function]) -> Result<ToolChoice, FieldError> {
     let Some(raw) = fields.get("tool_choice") else {
         return Ok(ToolChoice::Auto);
     };
@@ -157,7 +195,7 @@ fn choice(fields: &Fields<'_>, functions: &[(String, Option<Tree>)]) -> Result<T
     }
     let named = Fields::of_object(raw, "tool_choice.", &["function", "type"])?;
     if named.string("type", "\"function\"")?.as_deref() != Some("function") {
-        return Err(named.missing("type", "\"function\""));
+        return Err(wrong());
     }
     let function = named
         .object("function", "tool_choice.function.", &["name"])?
@@ -165,7 +203,7 @@ fn choice(fields: &Fields<'_>, functions: &[(String, Option<Tree>)]) -> Result<T
     let name = function
         .string("name", "the name of a tool")?
         .ok_or_else(|| function.missing("name", "the name of a tool"))?;
-    if !functions.iter().any(|(known, _)| *known == name) {
+    if !functions.iter().any(|known| known.name == name) {
         let problem = format!("is {}, but must be the name of one of the `tools`", quoted(&name));
         return Err(FieldError::rule("tool_choice.function.name", problem));
     }
