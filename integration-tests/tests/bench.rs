@@ -155,8 +155,10 @@ fn ratios_against_recorded_figures() -> Result<()> {
     let (found, text) = quick(&["--threads", "1", "--yardstick", &path])?;
     assert!(text.contains("before"), "{text}");
     let first = &found["rows"][0];
-    let (speed, ratio) = (first["tokens_per_s"].as_f64(), first["ratio"].as_f64());
-    assert_eq!(speed.map(|speed| speed / 0.5), ratio, "{first}");
+    let speed = first["tokens_per_s"].as_f64().context("no speed")?;
+    let ratio = first["ratio"].as_f64().context("no ratio")?;
+    // Reading a number of 17 digits may miss its last bit.
+    assert!((ratio * 0.5 / speed - 1.0).abs() < 1e-12, "{first}");
     assert!(found["rows"][1]["ratio"].is_null(), "not in the file");
 
     std::fs::write(
