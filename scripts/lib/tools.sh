@@ -19,6 +19,8 @@ package_of() {
         pip) echo python3-pip ;;
         venv) echo python3-venv ;;
         cc) echo "gcc libc6-dev" ;;
+        aarch64-linux-gnu-gcc) echo "gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
+        qemu-aarch64) echo qemu-user ;;
         *) echo "$1" ;;
     esac
 }

@@ -1,6 +1,8 @@
 //! Where kernels run: the instruction set, found once, and the threads.
 #![allow(unsafe_code, reason = "threads work on different parts of one borrowed slice")]
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::is_aarch64_feature_detected;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,11 +10,13 @@ use super::KernelError;
 use super::shared::SharedMut;
 use super::team::Team;
 
-/// Instruction sets with kernels of their own, from least to most capable. All give the same bits.
+/// Instruction sets with kernels of their own, of an architecture from least to most capable. All give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CpuLevel {
     /// Plain Rust.
     Portable,
+    /// aarch64 NEON with the dot product instruction for integer products.
+    NeonDotprod,
     /// x86 AVX2 with FMA and F16C.
     Avx2,
     /// The same with AVX-VNNI for integer products.
@@ -24,9 +28,10 @@ pub enum CpuLevel {
 }
 
 impl CpuLevel {
-    /// All levels, from least to most capable.
-    pub const ALL: [Self; 5] = [
+    /// All levels, of an architecture from least to most capable.
+    pub const ALL: [Self; 6] = [
         Self::Portable,
+        Self::NeonDotprod,
         Self::Avx2,
         Self::AvxVnni,
         Self::Avx512,
@@ -51,13 +56,23 @@ impl CpuLevel {
                 && is_x86_feature_detected!("avx512vl");
             match self {
                 Self::Portable => true,
+                Self::NeonDotprod => false,
                 Self::Avx2 => avx2,
                 Self::AvxVnni => avx2 && is_x86_feature_detected!("avxvnni"),
                 Self::Avx512 => avx512,
                 Self::Avx512Vnni => avx512 && is_x86_feature_detected!("avx512vnni"),
             }
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        {
+            let neon = is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod");
+            match self {
+                Self::Portable => true,
+                Self::NeonDotprod => neon,
+                Self::Avx2 | Self::AvxVnni | Self::Avx512 | Self::Avx512Vnni => false,
+            }
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         {
             self == Self::Portable
         }
@@ -67,6 +82,7 @@ impl CpuLevel {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Portable => "portable",
+            Self::NeonDotprod => "neon-dotprod",
             Self::Avx2 => "avx2",
             Self::AvxVnni => "avx-vnni",
             Self::Avx512 => "avx512",

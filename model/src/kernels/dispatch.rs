@@ -5,6 +5,8 @@
 )]
 
 use super::CpuLevel;
+#[cfg(target_arch = "aarch64")]
+use super::aarch64::Neon;
 use super::cpu::Cpu;
 use super::lanes::{IntLanes, Lanes, Portable};
 #[cfg(target_arch = "x86_64")]
@@ -26,23 +28,23 @@ pub(super) trait IntKernel {
 /// Runs a kernel at the CPU's level.
 pub(super) fn run<K: Kernel>(cpu: &Cpu, kernel: K) -> K::Output {
     match cpu.level() {
-        CpuLevel::Portable => kernel.run::<Portable>(),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a `Cpu` has a level only if the CPU has its instructions.
         CpuLevel::Avx2 | CpuLevel::AvxVnni => unsafe { avx2(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         CpuLevel::Avx512 | CpuLevel::Avx512Vnni => unsafe { avx512(kernel) },
-        // No `Cpu` has another architecture's level.
-        #[cfg(not(target_arch = "x86_64"))]
-        CpuLevel::Avx2 | CpuLevel::AvxVnni | CpuLevel::Avx512 | CpuLevel::Avx512Vnni => kernel.run::<Portable>(),
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: a `Cpu` has a level only if the CPU has its instructions.
+        CpuLevel::NeonDotprod => unsafe { neon(kernel) },
+        // Portable: no `Cpu` has another architecture's level. (One arm, or the kernel would be compiled twice.)
+        _ => kernel.run::<Portable>(),
     }
 }
 
 /// Runs a kernel with integer products at the CPU's level.
 pub(super) fn run_int<K: IntKernel>(cpu: &Cpu, kernel: K) -> K::Output {
     match cpu.level() {
-        CpuLevel::Portable => kernel.run::<Portable>(),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a `Cpu` has a level only if the CPU has its instructions.
         CpuLevel::Avx2 | CpuLevel::Avx512 => unsafe { avx2_int(kernel) },
@@ -52,9 +54,11 @@ pub(super) fn run_int<K: IntKernel>(cpu: &Cpu, kernel: K) -> K::Output {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         CpuLevel::Avx512Vnni => unsafe { avx512_int(kernel) },
-        // No `Cpu` has another architecture's level.
-        #[cfg(not(target_arch = "x86_64"))]
-        CpuLevel::Avx2 | CpuLevel::AvxVnni | CpuLevel::Avx512 | CpuLevel::Avx512Vnni => kernel.run::<Portable>(),
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: a `Cpu` has a level only if the CPU has its instructions.
+        CpuLevel::NeonDotprod => unsafe { neon_int(kernel) },
+        // Portable: no `Cpu` has another architecture's level. (One arm, or the kernel would be compiled twice.)
+        _ => kernel.run::<Portable>(),
     }
 }
 
@@ -97,4 +101,16 @@ fn avx512_int<K: IntKernel>(kernel: K) -> K::Output {
 #[target_feature(enable = "avxvnni,avx2,fma,f16c")]
 fn avx_vnni_int<K: IntKernel>(kernel: K) -> K::Output {
     kernel.run::<Avx2<true>>()
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+fn neon<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Neon>()
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon,dotprod")]
+fn neon_int<K: IntKernel>(kernel: K) -> K::Output {
+    kernel.run::<Neon>()
 }

@@ -1,7 +1,7 @@
 //! Sixteen lanes of f32, and of int32 for integer products: what the kernels are written over.
 //!
-//! The portable implementation here is the meaning of every operation; the others ([`super::x86`]) must agree with
-//! it bit for bit, which `tests::lanes` checks. Operations are single IEEE operations or exact, so this is possible.
+//! The portable implementation here is the meaning of every operation; the others (modules `x86` and `aarch64`) must agree
+//! with it bit for bit, which `tests::lanes` checks. Operations are single IEEE operations or exact, so this is possible.
 #![allow(
     unsafe_code,
     reason = "kernels read and write through pointers, with strides that slices cannot express"

@@ -5,7 +5,7 @@
 //!   call, which rows they are, how a prompt is cut in chunks, or how many threads work. Sums run in an order fixed
 //!   by the shape; nothing is chosen by batch size unless the variants agree bit for bit.
 //! * **One source, several instruction sets.** A kernel is written once over 16 lanes (module `lanes`) and compiled for
-//!   AVX-512, AVX2 and plain Rust. Every lane operation is exact or a single IEEE operation (fused multiply-add
+//!   AVX-512, AVX2, NEON and plain Rust. Every lane operation is exact or a single IEEE operation (fused multiply-add
 //!   included), so the levels agree bit for bit.
 //!
 //! Matrices are row-major. `m` counts rows (tokens), `n` output features, `k` input features: y\[m\]\[n\] =
@@ -14,6 +14,8 @@
 #[cfg(target_endian = "big")]
 compile_error!("the kernels read weights and KV bytes as little-endian numbers");
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 mod activation;
 mod affinity;
 mod arena;

@@ -5,6 +5,7 @@
     reason = "calling a function compiled for more than the base instruction set is unsafe"
 )]
 
+#[cfg(target_arch = "x86_64")]
 use super::CpuLevel;
 
 /// Code to be compiled for several instruction sets. `run` and all that it calls must be `#[inline(always)]`.

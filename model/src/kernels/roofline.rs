@@ -7,6 +7,8 @@
     reason = "calling functions compiled for instructions that were detected"
 )]
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::is_aarch64_feature_detected;
 use std::hint::black_box;
 
 use memmap2::MmapMut;
@@ -19,9 +21,10 @@ const WORDS: usize = 64;
 /// Kinds of multiply-add.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
-    /// 8-bit products summed in 32 bits: `vpdpbusd` with AVX-512 VNNI, else AVX2's three instructions.
+    /// 8-bit products summed in 32 bits: `vpdpbusd` with AVX-512 VNNI, else AVX2's three instructions; `sdot` of
+    /// aarch64.
     Int8,
-    /// bf16 products summed in f32: `vdpbf16ps`.
+    /// bf16 products summed in f32: `vdpbf16ps`. Not measured on aarch64.
     Bf16,
     /// f32 fused multiply-add.
     F32,
@@ -55,7 +58,7 @@ pub struct Work {
     pub sum: f64,
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn run_arithmetic(_kind: Arithmetic, _turns: u32) -> Option<Work> {
     None
 }
@@ -83,6 +86,58 @@ fn run_arithmetic(kind: Arithmetic, turns: u32) -> Option<Work> {
     };
     let operations = f64::from(turns) * CHAINS as f64 * each;
     Some(Work { operations, sum })
+}
+
+#[cfg(target_arch = "aarch64")]
+fn run_arithmetic(kind: Arithmetic, turns: u32) -> Option<Work> {
+    let (sum, each) = match kind {
+        Arithmetic::Int8 if is_aarch64_feature_detected!("dotprod") => {
+            // SAFETY: the feature was detected.
+            (unsafe { loops::int8_neon(turns) }, 32.0)
+        }
+        // SAFETY: as above.
+        Arithmetic::F32 if is_aarch64_feature_detected!("neon") => (unsafe { loops::f32_neon(turns) }, 8.0),
+        _ => return None,
+    };
+    let operations = f64::from(turns) * CHAINS as f64 * each;
+    Some(Work { operations, sum })
+}
+
+#[cfg(target_arch = "aarch64")]
+mod loops {
+    use std::arch::aarch64::*;
+
+    use super::super::aarch64::dot;
+    use super::{CHAINS, black_box};
+
+    /// The chains' starting values, which the compiler must not know: equal chains would be merged.
+    fn starts() -> [i32; CHAINS] {
+        black_box(std::array::from_fn(|i| i as i32))
+    }
+
+    #[target_feature(enable = "neon,dotprod")]
+    pub(super) fn int8_neon(turns: u32) -> f64 {
+        let ones = vdupq_n_s8(black_box(1));
+        let mut chains = starts().map(|start| vdupq_n_s32(start));
+        for _ in 0..turns {
+            for chain in &mut chains {
+                *chain = dot(*chain, ones, ones);
+            }
+        }
+        chains.map(|c| f64::from(vaddvq_s32(c))).iter().sum()
+    }
+
+    #[target_feature(enable = "neon")]
+    pub(super) fn f32_neon(turns: u32) -> f64 {
+        let ones = vdupq_n_f32(black_box(1.0));
+        let mut chains = starts().map(|start| vdupq_n_f32(start as f32));
+        for _ in 0..turns {
+            for chain in &mut chains {
+                *chain = vfmaq_f32(*chain, ones, ones);
+            }
+        }
+        chains.map(|c| f64::from(vaddvq_f32(c))).iter().sum()
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
