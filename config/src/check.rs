@@ -73,16 +73,18 @@ fn first_conflict(config: &Config, layers: &Layers) -> Option<Conflict> {
 /// Whether a rule holds, the two fields it is about, and what would be right.
 type Rule = (bool, Key, Key, &'static str);
 
-fn engine_rules(config: &Config, layers: &Layers) -> [Rule; 8] {
+fn engine_rules(config: &Config, layers: &Layers) -> [Rule; 9] {
     let (engine, limits) = (&config.engine, &config.limits);
     // A pool given in bytes has as many blocks as the model's layout allows, which the node finds out.
     let in_bytes = engine.kv_pool_bytes > 0;
+    let rank = |field| layers.origin("engine", field).rank();
     [
+        // Of different layers the stronger one holds: see `Layers::into_config`.
         (
-            !in_bytes || layers.origin("engine", "kv_pool_tokens") == Origin::Default,
+            !in_bytes || rank("kv_pool_bytes") > rank("kv_pool_tokens"),
             ("engine", "kv_pool_bytes"),
             ("engine", "kv_pool_tokens"),
-            "the pool's size is given once: in tokens, or in bytes with kv_pool_tokens left out",
+            "the pool's size is given once in a file, in the environment, or by arguments: in tokens or in bytes",
         ),
         (
             in_bytes || engine.kv_pool_tokens.is_multiple_of(engine.kv_block_tokens),
@@ -101,6 +103,12 @@ fn engine_rules(config: &Config, layers: &Layers) -> [Rule; 8] {
             ("engine", "prefill_chunk_tokens"),
             ("engine", "max_batch_tokens"),
             "a chunk must fit in a step: prefill_chunk_tokens is at most max_batch_tokens",
+        ),
+        (
+            rank("mixed_prefill_tokens") == 0 || engine.mixed_prefill_tokens <= engine.max_batch_tokens,
+            ("engine", "mixed_prefill_tokens"),
+            ("engine", "max_batch_tokens"),
+            "what prompts get of a step must fit in it: mixed_prefill_tokens is at most max_batch_tokens",
         ),
         (
             engine.max_num_seqs <= engine.max_batch_tokens,

@@ -28,6 +28,18 @@ pub enum Origin {
     },
 }
 
+impl Origin {
+    /// How strong it is: of two values the one with the higher rank holds.
+    pub(crate) fn rank(&self) -> u8 {
+        match self {
+            Self::Default => 0,
+            Self::File { .. } => 1,
+            Self::Environment { .. } => 2,
+            Self::Argument { .. } => 3,
+        }
+    }
+}
+
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -202,7 +202,8 @@ impl Layers {
         Ok(())
     }
 
-    fn into_config(self) -> Result<Config, ConfigError> {
+    fn into_config(mut self) -> Result<Config, ConfigError> {
+        self.settle_pool_size();
         let mut sections = toml::Table::new();
         for ((section, field), (value, _)) in &self.given {
             let table = sections
@@ -217,6 +218,17 @@ impl Layers {
         })?;
         check_together(&config, &self)?;
         Ok(config)
+    }
+}
+
+impl Layers {
+    /// The KV pool's size has two fields. Where a stronger layer gives it in tokens, what a weaker one says in bytes is
+    /// overridden, as another number of tokens would be. (The other way round bytes hold anyway.)
+    fn settle_pool_size(&mut self) {
+        let rank = |field| self.origin("engine", field).rank();
+        if rank("kv_pool_tokens") > rank("kv_pool_bytes") {
+            self.given.remove(&("engine", "kv_pool_bytes"));
+        }
     }
 }
 

@@ -46,7 +46,8 @@ section! {
         kv_block_tokens: usize = 16, int(1, 1_024);
         /// Size of the KV pool, in tokens; a whole number of blocks.
         kv_pool_tokens: usize = 32_768, int(1, 1 << 30);
-        /// Size of the KV pool, in bytes, in place of kv_pool_tokens; as many blocks as fit. 0: as kv_pool_tokens says.
+        /// Size of the KV pool, in bytes, in place of kv_pool_tokens; as many blocks as fit. 0: as kv_pool_tokens says. Of
+        /// the two the one in the stronger layer holds (arguments, environment, file).
         kv_pool_bytes: usize = 0, int(0, 1 << 44);
         /// Most sequences in one step.
         max_num_seqs: usize = 256, int(1, 4_096);
@@ -54,9 +55,13 @@ section! {
         max_batch_tokens: usize = 512, int(1, 65_536);
         /// Most rows of one prompt in one step.
         prefill_chunk_tokens: usize = 256, int(1, 65_536);
-        /// Most rows of prompts in a step that also generates: what a prompt may delay those that generate. Never more than
-        /// max_batch_tokens leaves.
-        mixed_prefill_tokens: usize = 32, int(1, 65_536);
+        /// By how much prompts may make a step longer that also generates, in milliseconds: what they may add to the time
+        /// between two tokens. As many of their rows are computed as fit by the times of earlier steps, which are fewer
+        /// after many tokens; at least one. 0: mixed_prefill_tokens alone bounds them.
+        mixed_prefill_ms: u64 = 25, int(0, 600_000);
+        /// Most rows of prompts in a step that also generates, whatever time they take; at most max_batch_tokens. The
+        /// default is bounded by what max_batch_tokens leaves.
+        mixed_prefill_tokens: usize = 128, int(1, 65_536);
         /// Keep the KV of computed prompts while there is room, for prompts that begin alike. The whole KV pool is resident
         /// after a while.
         prefix_cache: bool = true, Kind::Bool;

@@ -274,5 +274,50 @@ fn the_last_legal_values_before_a_contradiction_are_accepted() {
     assert!(try_load("", &[], &["limits.max_seq_len=32768"]).is_ok());
     assert!(try_load("", &[], &["engine.kv_pool_bytes=1000000", "limits.max_seq_len=32769"]).is_ok());
     assert!(try_load("", &[], &["engine.kv_pool_bytes=0", "engine.kv_pool_tokens=16384"]).is_ok());
+    assert!(try_load("", &[], &["engine.mixed_prefill_tokens=512"]).is_ok());
+    assert!(
+        try_load(
+            "",
+            &[],
+            &[
+                "engine.max_batch_tokens=64",
+                "engine.max_num_seqs=8",
+                "engine.prefill_chunk_tokens=64"
+            ]
+        )
+        .is_ok(),
+        "the default of mixed_prefill_tokens does not contradict it"
+    );
     assert!(try_load("", &[], &["node.listen=0.0.0.0:7601", "node.advertise=a.example:7601"]).is_ok());
+}
+
+#[test]
+fn of_two_sizes_of_the_pool_the_stronger_layer_holds() {
+    let (tokens, bytes) = (
+        "[engine]\nkv_pool_tokens = 16384\n",
+        "[engine]\nkv_pool_bytes = 1000000\n",
+    );
+    let env = |name, value| [(name, value)];
+    let found = |file: &str, env: &[(&str, &str)], set: &[&str]| {
+        let engine = try_load(file, env, set).unwrap().engine;
+        (engine.kv_pool_tokens, engine.kv_pool_bytes)
+    };
+    assert_eq!(
+        found(tokens, &[], &["engine.kv_pool_bytes=2000000"]),
+        (16_384, 2_000_000)
+    );
+    assert_eq!(found(bytes, &[], &["engine.kv_pool_tokens=8192"]), (8_192, 0));
+    assert_eq!(
+        found(bytes, &env("BATON_ENGINE__KV_POOL_TOKENS", "8192"), &[]),
+        (8_192, 0)
+    );
+    assert_eq!(
+        found(tokens, &env("BATON_ENGINE__KV_POOL_BYTES", "3000000"), &[]),
+        (16_384, 3_000_000)
+    );
+    // What holds is checked: the tokens of the argument, not the bytes of the file.
+    assert!(
+        try_load(bytes, &[], &["engine.kv_pool_tokens=4096"]).is_err(),
+        "less than max_seq_len"
+    );
 }

@@ -15,6 +15,8 @@ pub(crate) struct BlockTable {
     indexed: usize,
     /// Name of the last indexed block; 0 if there is none.
     name: ChainHash,
+    /// Nobody should use its blocks again.
+    spoilt: bool,
 }
 
 impl BlockTable {
@@ -28,6 +30,12 @@ impl BlockTable {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.blocks.is_empty()
+    }
+
+    /// The table of a sequence that failed: released, its blocks are not kept for others.
+    pub(crate) fn spoilt(mut self) -> Self {
+        self.spoilt = true;
+        self
     }
 
     /// The block after the indexed ones, as one looks for it.
@@ -177,7 +185,8 @@ impl BlockManager {
         }
     }
 
-    /// Gives back the references of a table. Blocks without any are cached if they are indexed, else free.
+    /// Gives back the references of a table. Blocks without any are cached if they are indexed, else free. Those of a
+    /// spoilt table are free, unless cached ones continue them.
     pub(crate) fn release(&mut self, table: BlockTable) {
         self.releases += 1;
         // From the end: a block is not left by its descendants' last users later than they are.
@@ -188,7 +197,13 @@ impl BlockManager {
                 continue;
             }
             match &mut self.cache {
-                Some(cache) if cache.is_indexed(block) => cache.fall_idle(block, self.releases),
+                Some(cache) if cache.is_indexed(block) => {
+                    if table.spoilt && cache.forget(block) {
+                        self.free.push(block);
+                    } else {
+                        cache.fall_idle(block, self.releases);
+                    }
+                }
                 _ => self.free.push(block),
             }
         }

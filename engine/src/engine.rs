@@ -1,6 +1,7 @@
 //! The engine: the one owner of all sequences and blocks of a node.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::admission::{GROWTH_HORIZON_TOKENS, Holder};
 use crate::block_manager::{BlockManager, BlockTable};
@@ -14,6 +15,7 @@ use crate::runner::{LayerObserver, Runner};
 use crate::scheduler::{Pass, Scheduler};
 use crate::sequence::{OnFinish, Sequence, SequenceSpec};
 use crate::stats::{AuditError, EngineStats, StepStats};
+use crate::step_time::Work;
 
 /// Most sequences that wait. Far beyond what a node should be given at once: the queue belongs to whoever hands out work.
 pub const MAX_WAITING: usize = 1024;
@@ -168,7 +170,7 @@ impl Engine {
         let id = self.new_id();
         let mut sequence = Sequence::new(id, spec, table, num_computed, &self.limits);
         sequence.cached_tokens = Some(0);
-        publish(&mut self.blocks, &mut sequence, true);
+        sequence.publish(&mut self.blocks, true);
         self.scheduler.wait(sequence);
         Ok(id)
     }
@@ -253,6 +255,14 @@ impl Engine {
         Some(&self.plan)
     }
 
+    /// Notes how long the runner took for the step in flight. Such times tell how many rows of prompts fit into
+    /// `EngineLimits::mixed_prefill_time`; they have no part in any answer.
+    pub fn note_step_time(&mut self, elapsed: Duration) {
+        if self.in_flight && !self.limits.mixed_prefill_time.is_zero() {
+            self.scheduler.times.note(&Work::of(&self.plan), elapsed);
+        }
+    }
+
     /// Ends the step in flight with what the runner computed. Appends what became of the sequences. An output that
     /// contradicts the plan fails the step as [`Engine::fail_step`] does.
     pub fn apply(&mut self, output: &StepOutput, events: &mut Vec<EngineEvent>) -> Result<StepStats, StepError> {
@@ -293,7 +303,7 @@ impl Engine {
         self.report_preempted(events);
         let plan = std::mem::take(&mut self.plan);
         for planned in &plan.sequences {
-            self.fail(planned.id, message, events);
+            self.fail(planned.id, message, events, |table| table);
         }
         self.plan = plan;
         self.end_step();
@@ -416,7 +426,8 @@ impl Engine {
         let mut failed = output.failed.iter().peekable();
         for planned in &plan.sequences {
             if let Some((id, reason)) = failed.next_if(|(id, _)| *id == planned.id) {
-                self.fail(*id, reason, events);
+                // What spoilt it would spoil others.
+                self.fail(*id, reason, events, BlockTable::spoilt);
                 continue;
             }
             let new_logprobs = if planned.targets.len > 0 { logprobs.next() } else { None };
@@ -429,12 +440,12 @@ impl Engine {
                 new_logprobs.map_or(&[], |(_, values)| values),
             );
             let Some((id, token)) = token else {
-                publish(&mut self.blocks, sequence, true);
+                sequence.publish(&mut self.blocks, true);
                 continue;
             };
             let accepted = sequence.accept(token);
             // Whoever reads the blocks of an ended sequence knows them by the table of its last step.
-            publish(&mut self.blocks, sequence, !accepted.ended);
+            sequence.publish(&mut self.blocks, !accepted.ended);
             events.push(EngineEvent::Token {
                 id: *id,
                 token: token.clone(),
@@ -449,11 +460,17 @@ impl Engine {
         }
     }
 
-    /// A sequence of the step in flight came to nothing.
-    fn fail(&mut self, id: SequenceId, message: &str, events: &mut Vec<EngineEvent>) {
+    /// A sequence of the step in flight came to nothing; its blocks go `with` what that means for them.
+    fn fail(
+        &mut self,
+        id: SequenceId,
+        message: &str,
+        events: &mut Vec<EngineEvent>,
+        with: impl FnOnce(BlockTable) -> BlockTable,
+    ) {
         // Those cancelled meanwhile have no owner who waits for an event.
         if let Some(sequence) = self.scheduler.remove(id) {
-            self.limbo.push(sequence.table);
+            self.limbo.push(with(sequence.table));
             events.push(EngineEvent::Failed {
                 id,
                 message: message.to_owned(),
@@ -479,11 +496,4 @@ impl Engine {
             }
         }
     }
-}
-
-/// Lets others find what is computed of a sequence. With `adopt` it may change blocks for equal ones.
-fn publish(blocks: &mut BlockManager, sequence: &mut Sequence, adopt: bool) {
-    let mut table = std::mem::take(&mut sequence.table);
-    blocks.publish(&mut table, &sequence.content(), sequence.num_computed, adopt);
-    sequence.table = table;
 }

@@ -32,5 +32,6 @@ pub mod runner;
 mod scheduler;
 pub mod sequence;
 pub mod stats;
+mod step_time;
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,7 @@
 //! The numbers that bound an engine.
 
+use std::time::Duration;
+
 use thiserror::Error;
 
 /// What bounds an engine. Fixed for its lifetime.
@@ -16,9 +18,11 @@ pub struct EngineLimits {
     /// Most rows of one sequence in a step.
     pub prefill_chunk_tokens: usize,
     /// Most rows in a step of sequences that have several to catch up with (prompts, and what was preempted), if the step
-    /// also has a sequence that generates: what a prompt may cost those that generate. Without them the other limits
-    /// hold.
+    /// also has a sequence that generates. Without them the other limits hold.
     pub mixed_prefill_tokens: usize,
+    /// By how much those rows may delay such a step, as far as one knows from the times of earlier ones
+    /// (`Engine::note_step_time`); one row may be computed in any case. Zero: `mixed_prefill_tokens` alone bounds them.
+    pub mixed_prefill_time: Duration,
     /// Longest sequence in tokens, prompt and output. A sequence that reaches it ends with `FinishReason::Length`.
     pub max_seq_len: usize,
     /// Computed blocks are kept while there is room, and used again by sequences that begin with the same tokens.

@@ -14,6 +14,8 @@
 //! * Only *leaves* are given away: cached blocks that are no other block's parent. Of these the one used longest ago goes
 //!   first. Thus a prefix is forgotten from its end on, no indexed block is ever unreachable, and the beginning that
 //!   many prompts share goes last.
+//! * What a sequence that failed has computed is not kept, or whatever spoilt it would spoil all that begin alike. Only
+//!   blocks that others refer to, or that cached blocks continue, stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -169,9 +171,25 @@ impl PrefixCache {
     pub(crate) fn evict(&mut self) -> Option<BlockId> {
         let (_, block) = self.leaves.pop_first()?;
         let entry = self.entries[block.0 as usize].take()?;
-        self.index.remove(&entry.hash);
         self.idle -= 1;
         self.evictions += 1;
+        self.detach(&entry);
+        Some(block)
+    }
+
+    /// Forgets an indexed block to which nobody refers any more and which has not fallen idle: it is free then. False, and
+    /// nothing happens, if other blocks continue it.
+    pub(crate) fn forget(&mut self, block: BlockId) -> bool {
+        let Some(entry) = self.entries[block.0 as usize].take_if(|entry| entry.children == 0) else {
+            return false;
+        };
+        self.detach(&entry);
+        true
+    }
+
+    /// Takes what was an entry without children out of the index.
+    fn detach(&mut self, entry: &Entry) {
+        self.index.remove(&entry.hash);
         if let Some(parent) = entry.parent
             && let Some(above) = self.entry(parent)
         {
@@ -181,7 +199,6 @@ impl PrefixCache {
                 self.leaves.insert((last_use, parent));
             }
         }
-        Some(block)
     }
 
     fn entry(&mut self, block: BlockId) -> Option<&mut Entry> {

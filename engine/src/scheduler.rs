@@ -14,6 +14,7 @@ use crate::budget::StepBudget;
 use crate::limits::EngineLimits;
 use crate::plan::{PlannedSequence, SequenceId, Span, StepPlan};
 use crate::sequence::Sequence;
+use crate::step_time::StepTimes;
 
 /// All sequences that have not ended.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub(crate) struct Scheduler {
     waiting: VecDeque<Sequence>,
     forecast: Forecast,
     counts: Counts,
+    /// What steps took.
+    pub(crate) times: StepTimes,
 }
 
 /// What has happened since the start; see `EngineStats`.
@@ -53,6 +56,7 @@ impl Scheduler {
             waiting: VecDeque::new(),
             forecast: Forecast::new(limits.block_tokens, horizon),
             counts: Counts::default(),
+            times: StepTimes::default(),
         }
     }
 
@@ -150,7 +154,7 @@ impl Scheduler {
         self.seat_owners();
         let single = self.running.iter().filter(|sequence| sequence.pending() == 1).count();
         let generating = self.running.iter().any(Sequence::generates);
-        let mut budget = StepBudget::new(&self.limits, single, generating);
+        let mut budget = StepBudget::new(&self.limits, single, generating, &self.times);
         let mut index = 0;
         while index < self.running.len() {
             self.make_room(index, &budget, pass);
@@ -180,7 +184,7 @@ impl Scheduler {
     fn admit(&mut self, budget: &mut StepBudget, pass: &mut Pass<'_>) {
         while self.running.len() < self.limits.max_num_seqs {
             let Some(next) = self.waiting.front() else { return };
-            if budget.rows_for(next.pending()) == 0 {
+            if budget.rows_for(next.pending(), next.num_computed) == 0 {
                 return;
             }
             let holders = self.running.iter().chain([next]).map(Sequence::holder);
@@ -222,13 +226,14 @@ impl Scheduler {
         let sequence = &self.running[index];
         let capacity = (sequence.table.len() + pool.available()) * self.limits.block_tokens;
         budget
-            .rows_for(sequence.pending())
+            .rows_for(sequence.pending(), sequence.num_computed)
             .min(capacity - sequence.num_computed)
     }
 
     /// Preempts younger sequences until the running one at `index` can compute a row, if only blocks are missing.
     fn make_room(&mut self, index: usize, budget: &StepBudget, pass: &mut Pass<'_>) {
-        if budget.rows_for(self.running[index].pending()) > 0 {
+        let sequence = &self.running[index];
+        if budget.rows_for(sequence.pending(), sequence.num_computed) > 0 {
             while self.rows_for(index, budget, pass.pool) == 0 && self.preempt_younger(index, pass) {}
         }
     }
@@ -240,7 +245,7 @@ impl Scheduler {
         let blocks = self.limits.blocks_for(sequence.num_computed + rows);
         let missing = blocks.saturating_sub(sequence.table.len());
         if rows > 0 && pass.pool.grow(&mut sequence.table, missing).is_ok() {
-            budget.take(sequence.pending(), rows);
+            budget.take(sequence.pending(), sequence.num_computed, rows);
             emit(pass.plan, sequence, rows, blocks);
         }
     }

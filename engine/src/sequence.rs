@@ -6,7 +6,7 @@ use protocol::sampling::{FinishReason, SampledToken, SamplingParams, StopRules};
 use thiserror::Error;
 
 use crate::admission::Holder;
-use crate::block_manager::{BlockTable, Content};
+use crate::block_manager::{BlockManager, BlockTable, Content};
 use crate::limits::EngineLimits;
 use crate::plan::{SampleSpec, SequenceId, Span};
 
@@ -249,6 +249,13 @@ impl Sequence {
             finish,
             ended: finish.is_some() || self.spec.first_only,
         }
+    }
+
+    /// Lets others find what is computed. With `adopt` blocks may be changed for equal ones.
+    pub(crate) fn publish(&mut self, blocks: &mut BlockManager, adopt: bool) {
+        let mut table = std::mem::take(&mut self.table);
+        blocks.publish(&mut table, &self.content(), self.num_computed, adopt);
+        self.table = table;
     }
 
     /// Forgets what was computed and hands out the blocks; the tokens stay.

@@ -44,6 +44,7 @@ fn measure(sequences: usize, context: usize, penalty: f32, prefix_cache: bool) -
         max_batch_tokens: sequences.max(512),
         prefill_chunk_tokens: 256,
         mixed_prefill_tokens: 32,
+        mixed_prefill_time: Duration::ZERO,
         max_seq_len: blocks * 16,
         prefix_cache,
     })?;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use config::{EngineConfig, ModelConfig};
+use config::{Compute, EngineConfig, ModelConfig};
 use engine::engine::Engine;
 use engine::event::EngineEvent;
 use engine::limits::EngineLimits;
@@ -25,6 +25,7 @@ struct Variant {
     chunk: usize,
     threads: usize,
     cache: bool,
+    compute: Compute,
 }
 
 /// A prompt and how its answer is drawn.
@@ -94,6 +95,7 @@ impl One {
                 .to_str()
                 .context("the model's path is not UTF-8")?
                 .to_owned(),
+            compute: variant.compute,
             ..ModelConfig::default()
         };
         let config = EngineConfig {
@@ -111,6 +113,7 @@ impl One {
             max_batch_tokens: rows.min(4_096),
             prefill_chunk_tokens: variant.chunk,
             mixed_prefill_tokens: rows.min(4_096),
+            mixed_prefill_time: std::time::Duration::ZERO,
             prefix_cache: variant.cache,
             max_seq_len,
         })?;
@@ -207,6 +210,7 @@ fn batch_chunk_threads_and_cache_do_not_change_a_bit() -> Result<()> {
         chunk: 4_096,
         threads: 1,
         cache: false,
+        compute: Compute::Quantised,
     };
     let expected = One::open(alone)?.answers(&cases)?;
     let distinct: std::collections::HashSet<_> = expected.iter().map(|answer| &answer.numbers).collect();
@@ -231,6 +235,7 @@ fn batch_chunk_threads_and_cache_do_not_change_a_bit() -> Result<()> {
             chunk,
             threads,
             cache,
+            compute: Compute::Quantised,
         };
         let mut one = One::open(variant)?;
         compare(&one.answers(&cases)?, &expected, &format!("{variant:?}"))?;
@@ -246,6 +251,39 @@ fn batch_chunk_threads_and_cache_do_not_change_a_bit() -> Result<()> {
             again.iter().map(|answer| answer.cached).sum::<u32>()
         );
         ensure!(hits > PROMPTS / 3, "only {hits} prompts found their beginning");
+    }
+    Ok(())
+}
+
+#[test]
+fn in_the_precise_mode_neither() -> Result<()> {
+    // Without the two longest prompts, and a third of the others.
+    let cases: Vec<Case> = cases().into_iter().skip(2).step_by(3).collect();
+    let cases = &cases[..];
+    let variant = |batch, chunk, threads, cache| Variant {
+        batch,
+        chunk,
+        threads,
+        cache,
+        compute: Compute::Precise,
+    };
+    let expected = One::open(variant(1, 4_096, 1, false))?.answers(cases)?;
+    let quantised = Variant {
+        compute: Compute::Quantised,
+        ..variant(1, 4_096, 1, false)
+    };
+    ensure!(
+        One::open(quantised)?.answers(cases)? != expected,
+        "the mode makes no difference"
+    );
+    for variant in [variant(32, 1, 2, false), variant(8, 33, 1, true)] {
+        let mut one = One::open(variant)?;
+        compare(&one.answers(cases)?, &expected, &format!("{variant:?}"))?;
+        compare(
+            &one.answers(cases)?,
+            &expected,
+            &format!("{variant:?}, the second time"),
+        )?;
     }
     Ok(())
 }

@@ -85,6 +85,7 @@ fn check<R: Runner>(make: impl Fn() -> R, total_blocks: usize) {
         prefill_chunk_tokens: 40,
         max_seq_len: 512,
         mixed_prefill_tokens: 1_000,
+        mixed_prefill_time: std::time::Duration::ZERO,
         prefix_cache: true,
     };
     let (found, largest) = scheduled(&mut make(), roomy, &cases, outputs);

@@ -32,7 +32,8 @@ pub trait StepTap: Send {
     /// K and V of `layer` are in the pool for the positions `0..computed_tokens`.
     fn layer_computed(&mut self, layer: u32, computed_tokens: u32);
 
-    /// The sequence has lost its blocks, which the next step may write. It starts again later.
+    /// The sequence has lost its blocks, which others may write from now on. It starts again later. May be said again
+    /// before it does.
     fn preempted(&mut self);
 }
 
@@ -293,13 +294,15 @@ impl State {
     /// Runs one step. False if there was nothing to plan.
     fn step(&mut self) -> bool {
         let started = self.clock.now();
-        if self.engine.plan().is_none() {
-            return false;
-        }
+        let planned = self.engine.plan().is_some();
+        // Also if nothing is planned: what they had may be reserved, and written, before the next step.
         for id in self.engine.preempted() {
             if let Some(tap) = self.records.get_mut(id).and_then(|record| record.tap.as_mut()) {
                 tap.preempted();
             }
+        }
+        if !planned {
+            return false;
         }
         // The same plan again.
         let Some(plan) = self.engine.plan() else { return false };
@@ -334,6 +337,7 @@ impl State {
         }
         match outcome {
             Ok(()) => {
+                self.engine.note_step_time(elapsed);
                 if let Err(error) = self.engine.apply(&self.output, &mut self.events) {
                     tracing::error!(%error, rows, "a step came to nothing; its sequences end with an error");
                 }

@@ -292,6 +292,7 @@ fn engine_limits(config: &Config, pool: &KvPool, max_seq_len: usize) -> EngineLi
         max_batch_tokens: config.engine.max_batch_tokens,
         prefill_chunk_tokens: config.engine.prefill_chunk_tokens,
         mixed_prefill_tokens: config.engine.mixed_prefill_tokens,
+        mixed_prefill_time: Duration::from_millis(config.engine.mixed_prefill_ms),
         max_seq_len,
         prefix_cache: config.engine.prefix_cache,
     }

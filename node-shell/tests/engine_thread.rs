@@ -27,6 +27,7 @@ fn limits() -> EngineLimits {
         prefill_chunk_tokens: 8,
         max_seq_len: 128,
         mixed_prefill_tokens: 1_000,
+        mixed_prefill_time: Duration::ZERO,
         prefix_cache: true,
     }
 }
@@ -74,14 +75,10 @@ async fn tokens(stream: &mut SequenceStream) -> Vec<u32> {
 
 /// Waits until the engine holds nothing.
 async fn idle(handle: &EngineHandle) {
-    idle_with(handle, BLOCKS).await;
-}
-
-async fn idle_with(handle: &EngineHandle, blocks: usize) {
     let mut load = handle.watch_load();
     let nothing = |load: &EngineLoad| {
         (load.owned_blocks, load.running, load.waiting, load.reservations) == (0, 0, 0, 0)
-            && (load.free_blocks + load.cached_blocks) as usize == blocks
+            && (load.free_blocks + load.cached_blocks) as usize == BLOCKS
     };
     let waited = tokio::time::timeout(Duration::from_secs(20), load.wait_for(nothing)).await;
     assert!(waited.is_ok_and(|r| r.is_ok()), "not idle: {:?}", handle.load());
@@ -314,53 +311,6 @@ async fn a_tap_sees_every_layer_of_every_chunk_and_held_blocks_stay_until_the_dr
     };
     assert_eq!((second.cached_tokens, second.token), (16, first.token));
     assert_eq!(heard.try_iter().collect::<Vec<_>>(), steps(16, &[(18, 5)]));
-}
-
-#[tokio::test]
-async fn a_tap_is_told_before_the_blocks_of_its_sequence_are_written_by_others() {
-    let limits = EngineLimits {
-        total_blocks: 160,
-        max_seq_len: 640,
-        ..limits()
-    };
-    let engine = Engine::new(limits).expect("the limits are consistent");
-    let (sender, permits) = sync_channel(5_000);
-    let runner = Gated {
-        inner: ScriptedRunner::new(MODEL, 160, 4),
-        permits,
-    };
-    let (handle, _thread) = start(engine, Box::new(runner), Clock, 64, None).expect("a thread");
-    // Two that start at the same time and grow beyond the forecast; the younger one loses its blocks.
-    let mut old = handle.add(spec(&[1; 20], 400), None).await.expect("added");
-    let (notes, heard) = sync_channel(10_000);
-    let adding = {
-        let handle = handle.clone();
-        tokio::spawn(async move { handle.add(spec(&[2; 20], 400), Some(Box::new(Notes(notes)))).await })
-    };
-    // The command is in the queue while the thread waits in its first step.
-    tokio::task::yield_now().await;
-    for _ in 0..5_000 {
-        sender.send(()).expect("the runner lives");
-    }
-    let mut young = adding.await.expect("no panic").expect("added");
-    let (a, b) = tokio::join!(tokens(&mut old), tokens(&mut young));
-    assert_eq!((a.len(), b.len()), (400, 400));
-    drop((old, young));
-    idle_with(&handle, 160).await;
-    // Until the tap is dropped.
-    let told: Vec<_> = heard.iter().collect();
-    // `None` after a preemption: what is cached of it when it starts again varies.
-    let (mut computed, mut preempted) = (Some(0), 0);
-    for told in &told {
-        match told {
-            Told::Begins(start, _) => assert_eq!(*start, computed.unwrap_or(*start)),
-            Told::Layer(_, end) => computed = Some(*end),
-            Told::Preempted => (computed, preempted) = (None, preempted + 1),
-            Told::Gone => {}
-        }
-    }
-    assert!(preempted > 0, "nobody lost its blocks");
-    assert_eq!(told.last(), Some(&Told::Gone));
 }
 
 #[tokio::test]

@@ -33,6 +33,7 @@ fn limits() -> EngineLimits {
         max_batch_tokens: 16,
         prefill_chunk_tokens: 8,
         mixed_prefill_tokens: 1_000,
+        mixed_prefill_time: std::time::Duration::ZERO,
         max_seq_len: 64,
         prefix_cache: false,
     }

@@ -259,6 +259,48 @@ fn a_failed_step_leaves_what_earlier_ones_computed() {
     assert_eq!(serve(&mut bench, spec(prompt(1, 20), 2)), 8);
 }
 
+#[test]
+fn what_a_sequence_that_came_to_nothing_has_computed_is_not_used_again() {
+    let mut bench = bench(32);
+    // Computed by somebody who ended well.
+    serve(&mut bench, spec(prompt(1, 9), 1));
+    let breaks = |bench: &mut Bench, tokens: Vec<u32>| {
+        let id = bench.add(spec(tokens, 2));
+        bench.step();
+        let plan = bench.engine.plan().unwrap().clone();
+        bench.runner.break_next(id);
+        bench.expect_failure(id);
+        bench.execute(&plan);
+    };
+    breaks(&mut bench, fork(8, 2, 12));
+    assert_eq!(
+        (bench.engine.stats().cached_blocks, bench.engine.stats().owned_blocks),
+        (0, 0),
+        "neither its own blocks nor those it began with"
+    );
+    assert_eq!(serve(&mut bench, spec(fork(8, 2, 12), 1)), 0);
+    // Two cached blocks follow the first two of the next one, which breaks: those stay.
+    breaks(&mut bench, fork(8, 3, 12));
+    assert_eq!(bench.engine.stats().cached_blocks, 5);
+    assert_eq!(serve(&mut bench, spec(fork(8, 3, 12), 1)), 8);
+}
+
+#[test]
+fn blocks_of_two_that_come_to_nothing_together_are_not_used_again() {
+    let mut bench = bench(32);
+    let ids = [1, 2].map(|salt| bench.add(spec(fork(8, salt, 3), 9)));
+    bench.run_steps(3);
+    assert_eq!(table(&bench, ids[0])[..2], table(&bench, ids[1])[..2], "they share two");
+    for id in ids {
+        let plan = bench.engine.plan().unwrap().clone();
+        bench.runner.break_next(id);
+        bench.expect_failure(id);
+        bench.execute(&plan);
+    }
+    assert_eq!(bench.engine.stats().cached_blocks, 0);
+    bench.assert_complete_and_idle();
+}
+
 /// Full blocks that `tokens` begins with, of those that are computed in `others`.
 fn longest(others: &[Vec<u32>], tokens: &[u32]) -> u32 {
     let common = |other: &Vec<u32>| {

@@ -1,12 +1,14 @@
 //! More work than the pool holds.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use protocol::sampling::SamplingParams;
 
 use super::{Bench, prompt, spec, stop_at};
 use crate::engine::{AddError, MAX_WAITING};
 use crate::limits::EngineLimits;
+use crate::plan::PlannedSequence;
 use crate::sequence::SequenceSpec;
 
 /// A pool for 4 sequences of 64 tokens, with slots for 16.
@@ -18,6 +20,7 @@ fn limits() -> EngineLimits {
         max_batch_tokens: 48,
         prefill_chunk_tokens: 16,
         mixed_prefill_tokens: 1_000,
+        mixed_prefill_time: Duration::ZERO,
         max_seq_len: 64,
         prefix_cache: false,
     }
@@ -214,6 +217,51 @@ fn beside_those_that_generate_prompts_and_preempted_ones_get_a_few_rows_a_step()
 }
 
 #[test]
+fn beside_those_that_generate_prompts_get_the_rows_that_fit_the_time() {
+    let limits = EngineLimits {
+        total_blocks: 512,
+        max_seq_len: 400,
+        max_batch_tokens: 300,
+        prefill_chunk_tokens: 200,
+        mixed_prefill_tokens: 200,
+        mixed_prefill_time: Duration::from_millis(20),
+        ..limits()
+    };
+    // A millisecond for each row, and 20 us more for each token that it looks back on.
+    let time = |planned: &PlannedSequence| {
+        let (start, rows) = (u64::from(planned.start_position), u64::from(planned.rows.len));
+        Duration::from_micros(1_000 * rows + 20 * (rows * start + rows * (rows + 1) / 2))
+    };
+    let mut bench = Bench::new(limits);
+    for salt in 0..4 {
+        bench.add(spec(prompt(salt, 3), 390));
+    }
+    bench.step();
+    let mut chunks = Vec::new();
+    for salt in 90..93 {
+        let late = bench.add(spec(prompt(salt, 300), 2));
+        while bench.observed[&late].seen == 0 {
+            let plan = bench.engine.plan().unwrap().clone();
+            bench.engine.note_step_time(plan.sequences.iter().map(time).sum());
+            let chunk = plan.sequences.iter().find(|planned| planned.id == late).unwrap();
+            chunks.push((chunk.start_position, chunk.rows.len, time(chunk)));
+            bench.execute(&plan);
+        }
+        bench.cancel(late);
+    }
+    assert!(
+        chunks.iter().all(|(.., time)| *time <= Duration::from_millis(23)),
+        "{chunks:?}"
+    );
+    // The last prompt, but for its end.
+    let last = &chunks[chunks.iter().rposition(|(start, ..)| *start == 0).unwrap()..];
+    let (first, end) = (last[0], last[last.len() - 2]);
+    assert!(first.1 >= 12 && end.1 <= 4, "{first:?}, {end:?}");
+    bench.run();
+    bench.assert_complete_and_idle();
+}
+
+#[test]
 fn two_hundred_and_fifty_six_sequences_generate_in_one_step() {
     for prefix_cache in [false, true] {
         let mut bench = Bench::new(EngineLimits {
@@ -223,6 +271,7 @@ fn two_hundred_and_fifty_six_sequences_generate_in_one_step() {
             max_batch_tokens: 512,
             prefill_chunk_tokens: 256,
             mixed_prefill_tokens: 32,
+            mixed_prefill_time: Duration::ZERO,
             max_seq_len: 512,
             prefix_cache,
         });

@@ -108,6 +108,7 @@ fn limits() -> impl Strategy<Value = EngineLimits> {
             max_batch_tokens: max_num_seqs + more_rows,
             prefill_chunk_tokens: chunk,
             mixed_prefill_tokens: mixed,
+            mixed_prefill_time: std::time::Duration::ZERO,
             max_seq_len: (blocks * block_tokens).min(50),
             prefix_cache,
         },

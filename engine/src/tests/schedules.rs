@@ -16,6 +16,7 @@ fn limits() -> EngineLimits {
         max_batch_tokens: 8,
         prefill_chunk_tokens: 6,
         mixed_prefill_tokens: 1_000,
+        mixed_prefill_time: std::time::Duration::ZERO,
         max_seq_len: 40,
         prefix_cache: false,
     }

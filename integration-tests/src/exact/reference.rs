@@ -74,6 +74,7 @@ impl Reference {
             max_batch_tokens: max_seq_len,
             prefill_chunk_tokens: max_seq_len,
             mixed_prefill_tokens: max_seq_len,
+            mixed_prefill_time: std::time::Duration::ZERO,
             max_seq_len,
             // Every answer is computed from nothing.
             prefix_cache: false,

@@ -62,6 +62,7 @@ pub(crate) async fn run(setting: &Setting) -> Result<Value> {
         max_batch_tokens: engine.max_batch_tokens,
         prefill_chunk_tokens: engine.prefill_chunk_tokens,
         mixed_prefill_tokens: engine.mixed_prefill_tokens,
+        mixed_prefill_time: Duration::from_millis(engine.mixed_prefill_ms),
         prefix_cache: engine.prefix_cache,
         max_seq_len: longest.min(loaded.max_position_embeddings as usize),
     };
@@ -151,13 +152,19 @@ fn report(setting: &Setting, alone: &Alone, rounds: &[(Gaps, Gaps, Duration)]) -
     let of = |pick: &dyn Fn(&(Gaps, Gaps, Duration)) -> f64| median(rounds.iter().map(pick).collect());
     let (calm, worst) = (of(&|round| round.0.quantile(0.5)), of(&|round| round.1.largest()));
     let during = of(&|round| round.1.quantile(0.5));
+    let late = of(&|round| round.1.quantile(0.99));
     let each = alone.each_ms;
+    let (delay, scatter) = (worst - calm, of(&|round| round.0.largest()) - calm);
     // The delay, in tokens at the end of a prompt that is computed alone.
-    let rows = (worst - calm) / each;
-    let budget = setting.config.engine.mixed_prefill_tokens;
+    let rows = delay / each;
+    let engine = &setting.config.engine;
     println!(
-        "one mixed node: gap p50 {calm:.2} ms calm, {during:.2} ms while a prompt is computed, worst {worst:.2} ms: a delay worth \
-         {rows:.0} of the prompt's tokens ({each:.3} ms for each of its last ones when alone), budget engine.mixed_prefill_tokens = {budget}; prompt {:.2} s against {:.2} s alone (medians of {} rounds)",
+        "one mixed node: gap p50 {calm:.2} ms calm, {during:.2} ms while a prompt is computed, p99 {late:.2} ms, worst {worst:.2} ms: \
+         a delay of {delay:.2} ms, worth {rows:.0} of the prompt's tokens ({each:.3} ms for each of its last ones when alone); \
+         budget engine.mixed_prefill_ms = {}, engine.mixed_prefill_tokens = {}; calm gaps scatter by {scatter:.2} ms; \
+         prompt {:.2} s against {:.2} s alone (medians of {} rounds)",
+        engine.mixed_prefill_ms,
+        engine.mixed_prefill_tokens,
         of(&|round| round.2.as_secs_f64()),
         alone.seconds,
         rounds.len()
@@ -166,8 +173,12 @@ fn report(setting: &Setting, alone: &Alone, rounds: &[(Gaps, Gaps, Duration)]) -
         "calm_p50_ms": calm,
         "during_p50_ms": during,
         "worst_ms": worst,
+        "p99_ms": late,
+        "delay_ms": delay,
+        "calm_scatter_ms": scatter,
         "delay_rows": rows,
-        "budget_rows": budget,
+        "budget_ms": engine.mixed_prefill_ms,
+        "budget_rows": engine.mixed_prefill_tokens,
         "prompt_s": of(&|round| round.2.as_secs_f64()),
         "prompt_alone_s": alone.seconds,
     })

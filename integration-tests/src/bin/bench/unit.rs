@@ -87,6 +87,7 @@ impl Unit {
             max_batch_tokens: settings.max_batch_tokens,
             prefill_chunk_tokens: settings.prefill_chunk_tokens,
             mixed_prefill_tokens: settings.mixed_prefill_tokens,
+            mixed_prefill_time: Duration::ZERO,
             prefix_cache: settings.prefix_cache,
             max_seq_len: longest,
         };
