@@ -19,6 +19,7 @@ mod kv_error;
 pub mod kv_pool;
 mod load;
 mod plan_check;
+mod pool_size;
 mod runner;
 pub mod sampler;
 mod tensor_names;
@@ -26,5 +27,6 @@ mod weights;
 
 pub use cost::{ModelMemory, StepCost};
 pub use load::{LoadError, LoadedModel, load, load_with};
+pub use pool_size::PoolSizeError;
 pub use runner::ModelRunner;
 pub use weights::WeightError;

@@ -12,6 +12,7 @@ use crate::cost::{ModelMemory, StepCost};
 use crate::decoder::Decoder;
 use crate::kernels::{Cpu, KernelError, LinearMode};
 use crate::kv_pool::{KvError, KvPool};
+use crate::pool_size::{PoolSizeError, bytes_of_files, machine_memory, pool_blocks};
 use crate::runner::ModelRunner;
 use crate::weights::{WeightError, WeightLoader};
 
@@ -65,16 +66,9 @@ pub enum LoadError {
     /// The threads or instruction sets asked for do not exist.
     #[error(transparent)]
     Cpu(#[from] KernelError),
-    /// The KV pool's bytes hold no block.
-    #[error(
-        "engine.kv_pool_bytes is {given}; a block of this model takes {block} bytes, so at least that would be right"
-    )]
-    PoolBytes {
-        /// The configured size, in bytes.
-        given: usize,
-        /// Bytes of a block in all layers.
-        block: usize,
-    },
+    /// The KV pool's size is none to serve with.
+    #[error(transparent)]
+    PoolSize(#[from] PoolSizeError),
     /// The KV pool cannot be made.
     #[error(transparent)]
     Pool(#[from] KvError),
@@ -129,9 +123,14 @@ pub fn load_with(
         block_tokens: engine.kv_block_tokens as u32,
         dtype,
     };
-    let pool = Arc::new(KvPool::new(layout, pool_blocks(engine, &layout)?)?);
+    let (memory, weights) = (machine_memory(), bytes_of_files(files.path()));
+    let longest = max_seq_len.min(arch.max_positions);
+    let pool = Arc::new(KvPool::new(
+        layout,
+        pool_blocks(engine, &layout, longest, memory, weights)?,
+    )?);
     let numerics = format!("{compute}-{ARITHMETIC}/{}/{}", cpu.level().as_str(), dtype.as_str());
-    let positions = max_seq_len.min(arch.max_positions);
+    let positions = longest;
     let (name, vocab_size, max_positions) = (arch.name.clone(), arch.vocab_size, arch.max_positions);
 
     let weights_failed = |source| LoadError::Weights { path: path(), source };
@@ -160,14 +159,4 @@ pub fn load_with(
         layout,
         max_position_embeddings: max_positions as u32,
     })
-}
-
-/// Blocks of the KV pool that the configuration asks for.
-fn pool_blocks(engine: &EngineConfig, layout: &KvLayout) -> Result<usize, LoadError> {
-    let (given, block) = (engine.kv_pool_bytes, layout.block_bytes());
-    match given {
-        0 => Ok(engine.kv_pool_tokens / engine.kv_block_tokens.max(1)),
-        _ if block > given => Err(LoadError::PoolBytes { given, block }),
-        _ => Ok(given / block.max(1)),
-    }
 }

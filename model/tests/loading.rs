@@ -247,10 +247,11 @@ fn pools_that_do_not_fit_are_refused() {
         kv_pool_bytes,
         ..EngineConfig::default()
     };
-    assert!(
-        message(&in_bytes(block - 1)).contains("engine.kv_pool_bytes is 6143; a block of this model takes 6144 bytes")
-    );
-    for (bytes, blocks) in [(block, 1), (2 * block - 1, 1), (10 * block, 10)] {
+    // 100 tokens need 7 blocks.
+    assert!(message(&in_bytes(block - 1)).contains("engine.kv_pool_bytes is 6143, which holds 0 tokens"));
+    assert!(message(&in_bytes(7 * block - 1)).contains("so at least 43008 would be right"));
+    assert!(message(&in_bytes(1 << 44)).contains("engine.kv_pool_bytes is 17592186044416, a KV pool of"));
+    for (bytes, blocks) in [(7 * block, 7), (8 * block - 1, 7), (10 * block, 10)] {
         let loaded = model::load(&model, &in_bytes(bytes), 100).unwrap();
         assert_eq!(loaded.pool.total_blocks(), blocks);
     }

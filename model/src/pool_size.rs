@@ -1,0 +1,200 @@
+//! How many blocks the KV pool gets, and whether they suffice and fit: found out before the weights are read.
+
+use std::path::Path;
+
+use config::EngineConfig;
+use protocol::kv::KvLayout;
+use thiserror::Error;
+
+/// A size of the KV pool that cannot be served with.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum PoolSizeError {
+    /// The bytes hold no block, or not the longest sequence.
+    #[error(
+        "engine.kv_pool_bytes is {given}, which holds {tokens} tokens in blocks of {block} bytes; a sequence may have \
+         {needed} tokens (limits.max_seq_len, and the model), so at least {least} would be right"
+    )]
+    TooSmall {
+        /// The configured size, in bytes.
+        given: usize,
+        /// Tokens that fit.
+        tokens: usize,
+        /// Bytes of a block in all layers.
+        block: usize,
+        /// Length of the longest sequence, in tokens.
+        needed: usize,
+        /// Bytes that hold it.
+        least: u128,
+    },
+    /// The machine's memory does not hold it.
+    #[error(
+        "engine.{field} is {given}, a KV pool of {bytes} bytes; the memory of this machine is {memory} bytes, of which the \
+         model's files take {weights}, so at most {fits} would be right"
+    )]
+    TooLarge {
+        /// The field that gives the size.
+        field: &'static str,
+        /// Its value.
+        given: usize,
+        /// The pool's size, in bytes.
+        bytes: u128,
+        /// All memory that the process may use, in bytes.
+        memory: u64,
+        /// Bytes of weights, about.
+        weights: u64,
+        /// What the field's value could be.
+        fits: u128,
+    },
+}
+
+/// Blocks of the KV pool that the configuration asks for. `longest` is the length of the longest sequence, in tokens;
+/// `memory` and `weights` are bytes of the machine's memory, if known, and of the model's files.
+///
+/// # Errors
+/// [`PoolSizeError`] names the field, its value and what would be right.
+pub(crate) fn pool_blocks(
+    engine: &EngineConfig,
+    layout: &KvLayout,
+    longest: usize,
+    memory: Option<u64>,
+    weights: u64,
+) -> Result<usize, PoolSizeError> {
+    let (block, block_tokens) = (layout.block_bytes().max(1), engine.kv_block_tokens.max(1));
+    let in_bytes = engine.kv_pool_bytes > 0;
+    let (field, given, blocks) = if in_bytes {
+        ("kv_pool_bytes", engine.kv_pool_bytes, engine.kv_pool_bytes / block)
+    } else {
+        (
+            "kv_pool_tokens",
+            engine.kv_pool_tokens,
+            engine.kv_pool_tokens / block_tokens,
+        )
+    };
+    // Of a pool in tokens the configuration has seen to that.
+    let tokens = blocks.saturating_mul(block_tokens);
+    if in_bytes && tokens < longest {
+        return Err(PoolSizeError::TooSmall {
+            given,
+            tokens,
+            block,
+            needed: longest,
+            least: longest.div_ceil(block_tokens) as u128 * block as u128,
+        });
+    }
+    let bytes = blocks as u128 * block as u128;
+    if let Some(memory) = memory
+        && bytes + u128::from(weights) > u128::from(memory)
+    {
+        let blocks_that_fit = u128::from(memory.saturating_sub(weights)) / block as u128;
+        let unit = if in_bytes { block } else { block_tokens };
+        return Err(PoolSizeError::TooLarge {
+            field,
+            given,
+            bytes,
+            memory,
+            weights,
+            fits: blocks_that_fit * unit as u128,
+        });
+    }
+    Ok(blocks)
+}
+
+/// All memory that this process may use, in bytes: the machine's, or what its control group has of it. `None` where the
+/// system does not say.
+pub(crate) fn machine_memory() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let total = mem_total(&meminfo)?;
+    // "max", or no such file: there is no limit.
+    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let limit = group.and_then(|text| text.trim().parse::<u64>().ok());
+    Some(limit.map_or(total, |limit| limit.min(total)))
+}
+
+/// Bytes of all memory, out of `/proc/meminfo`.
+fn mem_total(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+/// Bytes of a model's files: of the file, or of all files of the directory. What cannot be read counts as 0 here and fails
+/// when it is loaded.
+pub(crate) fn bytes_of_files(path: &Path) -> u64 {
+    let len = |path: &Path| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+    match std::fs::read_dir(path) {
+        Ok(entries) => entries
+            .flatten()
+            .filter(|entry| entry.path().extension().is_some_and(|ending| ending == "safetensors"))
+            .map(|entry| len(&entry.path()))
+            .sum(),
+        Err(_) => len(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::kv::KvDtype;
+
+    use super::*;
+
+    /// Blocks of 16 tokens and 4,096 bytes.
+    const LAYOUT: KvLayout = KvLayout {
+        num_layers: 2,
+        num_kv_heads: 2,
+        head_dim: 16,
+        block_tokens: 16,
+        dtype: KvDtype::F16,
+    };
+
+    fn sized(kv_pool_tokens: usize, kv_pool_bytes: usize) -> EngineConfig {
+        EngineConfig {
+            kv_pool_tokens,
+            kv_pool_bytes,
+            ..EngineConfig::default()
+        }
+    }
+
+    #[test]
+    fn a_pool_in_bytes_must_hold_the_longest_sequence() {
+        assert_eq!(LAYOUT.block_bytes(), 4_096);
+        let blocks = |bytes| pool_blocks(&sized(32_768, bytes), &LAYOUT, 100, None, 0);
+        assert_eq!(blocks(7 * 4_096), Ok(7));
+        assert_eq!(blocks(8 * 4_096 - 1), Ok(7));
+        let error = blocks(7 * 4_096 - 1).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "engine.kv_pool_bytes is 28671, which holds 96 tokens in blocks of 4096 bytes; a sequence may have 100 tokens \
+             (limits.max_seq_len, and the model), so at least 28672 would be right"
+        );
+    }
+
+    #[test]
+    fn a_pool_must_fit_the_machine_beside_the_weights() {
+        let blocks = |engine: &EngineConfig| pool_blocks(engine, &LAYOUT, 16, Some(1_000_000), 100_000);
+        // 219 blocks fit into 900,000 bytes.
+        assert_eq!(blocks(&sized(219 * 16, 0)), Ok(219));
+        assert_eq!(blocks(&sized(0, 900_000)), Ok(219));
+        let error = blocks(&sized(220 * 16, 0)).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "engine.kv_pool_tokens is 3520, a KV pool of 901120 bytes; the memory of this machine is 1000000 bytes, of \
+             which the model's files take 100000, so at most 3504 would be right"
+        );
+        let error = blocks(&sized(0, 1_000_000)).unwrap_err().to_string();
+        assert!(
+            error.starts_with("engine.kv_pool_bytes is 1000000, a KV pool of 999424"),
+            "{error}"
+        );
+        assert!(error.ends_with("so at most 897024 would be right"), "{error}");
+        assert!(blocks(&sized(usize::MAX, 0)).is_err(), "no overflow");
+    }
+
+    #[test]
+    fn the_machine_says_what_it_has() {
+        assert_eq!(mem_total("MemFree: 1 kB\nMemTotal:       2048 kB\n"), Some(2 << 20));
+        assert_eq!(mem_total("MemTotal: lots\n"), None);
+        if cfg!(target_os = "linux") {
+            assert!(machine_memory().is_some_and(|bytes| bytes > 1 << 20));
+        }
+    }
+}
