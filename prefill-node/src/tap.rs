@@ -248,3 +248,6 @@ fn of(piece: Piece, blocks: &[BlockId]) -> Result<&[BlockId], String> {
         .get(start..end)
         .ok_or_else(|| format!("blocks {start}..{end} of a table of {}", blocks.len()))
 }
+
+#[cfg(test)]
+mod tests;
