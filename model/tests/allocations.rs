@@ -10,8 +10,13 @@ use support::{Setup, tiny_llama};
 
 #[test]
 fn steps_that_generate_allocate_nothing() {
-    for batch in [1, 2, 9] {
-        let mut bench = Setup::quantised().bench(&tiny_llama());
+    // Of two threads one is counted; what the helper is given needs no memory either, or the first would make it.
+    for (batch, threads) in [(1, 1), (2, 1), (9, 1), (1, 2), (9, 2)] {
+        let setup = Setup {
+            threads,
+            ..Setup::quantised()
+        };
+        let mut bench = setup.bench(&tiny_llama());
         let sampled = SamplingParams {
             greedy: false,
             temperature: 0.8,
@@ -35,6 +40,9 @@ fn steps_that_generate_allocate_nothing() {
         run();
         run();
         let counted = measure(|| (0..10).for_each(|_| run()));
-        assert_eq!(counted.count_total, 0, "allocations in 10 steps of {batch} sequences");
+        assert_eq!(
+            counted.count_total, 0,
+            "allocations in 10 steps of {batch} sequences on {threads} threads"
+        );
     }
 }

@@ -4,7 +4,7 @@ mod support;
 
 use std::path::Path;
 
-use config::KvDtypeConfig;
+use config::{Compute, KvDtypeConfig};
 use support::one_answer::{alone, cases, handed_over, preempted, run};
 use support::{Bench, Setup, smollm2, tiny_llama};
 
@@ -56,6 +56,22 @@ fn tiny_llama_quantised() {
         }
     }
     same_bits(&tiny_llama(), Setup::quantised(), 200, 512, &variants);
+}
+
+#[test]
+fn tiny_llama_precise() {
+    let setup = Setup {
+        compute: Compute::Precise,
+        ..Setup::quantised()
+    };
+    let variants = [
+        (1, 16, 32, 2),
+        (16, 3, 16, 1),
+        (64, 9, 8, 2),
+        (WHOLE, 16, 16, 1),
+        (7, 1, 16, 2),
+    ];
+    same_bits(&tiny_llama(), setup, 200, 512, &variants);
 }
 
 #[test]

@@ -135,6 +135,12 @@ fn rounded(x: &[f32]) -> (f32, Vec<i32>) {
 
 /// One output of a quantised product, straight from the file's blocks: what the kernels are defined to compute.
 pub(super) fn quantised_output(ggml_type: GgmlType, row: &[u8], x: &[f32], passes: usize) -> f32 {
+    let [first, second] = quantised_passes(ggml_type, row, x, passes);
+    first + second
+}
+
+/// What each of the passes comes to; 0 for the second one if there is only one.
+pub(super) fn quantised_passes(ggml_type: GgmlType, row: &[u8], x: &[f32], passes: usize) -> [f32; 2] {
     let mut acc = [0.0f32; 2];
     for (i, x) in x.chunks_exact(32).enumerate() {
         let in_block = ggml_type.block_len() / 32;
@@ -163,5 +169,5 @@ pub(super) fn quantised_output(ggml_type: GgmlType, row: &[u8], x: &[f32], passe
             }
         }
     }
-    acc[0] + acc[1]
+    acc
 }

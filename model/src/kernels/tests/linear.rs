@@ -7,7 +7,7 @@ use super::super::{
     Activation, Cpu, CpuLevel, GgmlType, Linear, LinearMode, Operand, Rows, Scratch, Target, gelu_tanh_mul, products,
     rms_norm, silu_mul,
 };
-use super::blocks::{HALVES, QUANTISED, quantised_output, scale_bytes, tensor};
+use super::blocks::{HALVES, QUANTISED, quantised_output, quantised_passes, scale_bytes, tensor};
 use super::{Numbers, bits, cpus, relative_error};
 
 fn forward(linear: &Linear, cpu: &Cpu, x: &[f32]) -> Vec<f32> {
@@ -304,6 +304,43 @@ fn fused_rows_are_those_of_the_steps_one_by_one() {
                 let mut y = before;
                 products(&cpu, &operand, [(&linear, Target::Add(&mut y))]).unwrap();
                 assert_eq!(bits(&y), bits(&expected));
+            }
+        }
+    }
+}
+
+#[test]
+fn each_of_two_passes_is_added_to_what_is_there() {
+    let mut numbers = Numbers::new(13);
+    // Two full tiles of columns, and one of 8 that goes through a buffer: its passes are added up there first.
+    let (n, k) = (40, 256);
+    for ggml_type in QUANTISED {
+        let data = tensor(ggml_type, n, k, &mut numbers);
+        let linear = Linear::from_ggml(ggml_type, n, k, &data, LinearMode::Precise).unwrap();
+        for m in [1, 5, 17] {
+            let (x, before) = (numbers.units(m * k), numbers.units(m * n));
+            let weights = data.chunks_exact(data.len() / n);
+            let passes = x
+                .chunks_exact(k)
+                .flat_map(|x| weights.clone().map(|w| quantised_passes(ggml_type, w, x, 2)));
+            let expected: Vec<f32> = passes
+                .zip(&before)
+                .enumerate()
+                .map(|(at, ([first, second], before))| match at % n {
+                    0..32 => before + first + second,
+                    _ => before + (first + second),
+                })
+                .collect();
+            for cpu in cpus().into_iter().chain([Cpu::new(2).unwrap(), Cpu::new(3).unwrap()]) {
+                let (mut operand, mut y) = (Operand::default(), before.clone());
+                operand.prepare(&cpu, Rows::Plain(&x), &[&linear]).unwrap();
+                products(&cpu, &operand, [(&linear, Target::Add(&mut y))]).unwrap();
+                assert_eq!(
+                    bits(&y),
+                    bits(&expected),
+                    "{ggml_type:?}, {m} rows, {}",
+                    cpu.level().as_str()
+                );
             }
         }
     }
