@@ -164,8 +164,8 @@ fn transfer_rules(config: &Config) -> [Rule; 3] {
     ]
 }
 
-fn link_rules(config: &Config) -> [Rule; 6] {
-    let (cluster, node) = (&config.cluster, &config.node);
+fn link_rules(config: &Config) -> [Rule; 7] {
+    let (cluster, node, front) = (&config.cluster, &config.node, &config.coordinator);
     let any_address = node
         .listen
         .parse::<std::net::SocketAddr>()
@@ -182,6 +182,12 @@ fn link_rules(config: &Config) -> [Rule; 6] {
             both(&cluster.cert_path, &cluster.key_path),
             ("cluster", "cert_path"),
             ("cluster", "key_path"),
+            "a certificate and its key are given together",
+        ),
+        (
+            both(&front.tls_cert_path, &front.tls_key_path),
+            ("coordinator", "tls_cert_path"),
+            ("coordinator", "tls_key_path"),
             "a certificate and its key are given together",
         ),
         (

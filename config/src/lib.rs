@@ -26,8 +26,8 @@ pub use field::{Field, Kind, Section, Text};
 pub use load::{Sources, load, load_from};
 pub use reference::reference;
 pub use sections::{
-    ClusterConfig, CoordinatorConfig, EngineConfig, LimitsConfig, ModelConfig, NodeConfig, TelemetryConfig,
-    TransferConfig,
+    ClusterConfig, CoordinatorConfig, EngineConfig, LimitsConfig, MediaConfig, ModelConfig, NodeConfig,
+    TelemetryConfig, TransferConfig,
 };
 pub use types::{Compute, KvDtypeConfig, LogFormat, Secret, cores};
 
@@ -45,6 +45,8 @@ pub struct Config {
     pub limits: LimitsConfig,
     /// The front door.
     pub coordinator: CoordinatorConfig,
+    /// Media that prompts name.
+    pub media: MediaConfig,
     /// A prefill or decode node.
     pub node: NodeConfig,
     /// Moving KV blocks.
@@ -60,6 +62,7 @@ pub const SECTIONS: &[Section] = &[
     EngineConfig::SECTION,
     LimitsConfig::SECTION,
     CoordinatorConfig::SECTION,
+    MediaConfig::SECTION,
     NodeConfig::SECTION,
     TransferConfig::SECTION,
     TelemetryConfig::SECTION,

@@ -20,6 +20,9 @@ use crate::{Config, SECTIONS};
 const MAX_FILE_BYTES: u64 = 1 << 20;
 /// First part of the name of every variable that sets something.
 const PREFIX: &str = "BATON_";
+/// The one variable with another name: MindIE's, for `media.allowed_domains`. It stands before all others in the alphabet,
+/// and is therefore weaker than `BATON_MEDIA__ALLOWED_DOMAINS`.
+const MEDIA_VARIABLE: &str = "ALLOWED_MEDIA_DOMAINS_ENV";
 
 /// What a configuration is read from, beside the environment.
 #[derive(Clone, Debug, Default)]
@@ -38,7 +41,10 @@ pub fn load(args: &ConfigArgs) -> Result<Config, ConfigError> {
     let file = args.config.as_deref().map(read_file).transpose()?;
     let mut env = Vec::new();
     for (name, value) in std::env::vars_os() {
-        let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else {
+        let Some(name) = name
+            .to_str()
+            .filter(|name| name.starts_with(PREFIX) || *name == MEDIA_VARIABLE)
+        else {
             continue;
         };
         let value = value.into_string().map_err(|_| ConfigError::Value {
@@ -147,8 +153,10 @@ impl Layers {
     }
 
     fn read_variable(&mut self, name: &str, text: &str) -> Result<(), ConfigError> {
-        let Some(rest) = name.strip_prefix(PREFIX) else {
-            return Ok(());
+        let rest = match name.strip_prefix(PREFIX) {
+            Some(rest) => rest,
+            None if name == MEDIA_VARIABLE => "MEDIA__ALLOWED_DOMAINS",
+            None => return Ok(()),
         };
         let found = rest.split_once("__").and_then(|(section, field)| {
             let section = SECTIONS.iter().find(|known| known.name.to_uppercase() == section)?;

@@ -136,10 +136,40 @@ section! {
         stream_buffer_tokens: usize = 4_096, int(1, 1_048_576);
         /// Keys of which clients must send one; none lets everybody in.
         api_keys: Vec<Secret> = Vec::new(), Kind::List { item: Text::Secret, min_items: 0 };
+        /// Path of the certificate (PEM, with those that vouch for it) with which clients are served over HTTPS; empty: plain
+        /// HTTP. The file is read again when it changes.
+        tls_cert_path: String = String::new(), Kind::Text(Text::Any);
+        /// Path of the private key (PEM) of tls_cert_path.
+        tls_key_path: String = String::new(), Kind::Text(Text::Any);
+        /// Take any model name on /v1 for the served model; for clients that send "tgi", "dummy" or a URL.
+        any_model_name: bool = false, Kind::Bool;
+        /// Put batch_size and queue_wait_time, one number for each token, into the usage of /v1.
+        usage_timings: bool = true, Kind::Bool;
+        /// Answer what MindIE answers in its prefill/decode mode: refuse stop and adapter_id on the TGI paths, and logprobs, n,
+        /// best_of and beam search on /v1; ignore typical_p and watermark; nulls in the details of tokens; its error words,
+        /// with 422 for everything wrong in a request.
+        strict_mindie: bool = false, Kind::Bool;
         /// Accept a seed of 0.
         allow_seed_zero: bool = false, Kind::Bool;
         /// top_k of sampled requests where neither the client nor the model's files give one.
         default_top_k: u32 = 1_000, int(1, 2_147_483_647);
+    }
+}
+
+section! {
+    /// Images, videos and audio that a prompt names: from where they may come. Models that read text only refuse them all.
+    MediaConfig = "media" {
+        /// Hosts from which media may be fetched, by name or address; none: nothing is fetched. The variable
+        /// ALLOWED_MEDIA_DOMAINS_ENV, a list with commas, sets it too.
+        allowed_domains: Vec<String> = Vec::new(), Kind::List { item: Text::NonEmpty, min_items: 0 };
+        /// Folder below which local media files must lie.
+        local_root: String = "/data/multimodal_inputs/".to_owned(), Kind::Text(Text::NonEmpty);
+        /// Largest image, in bytes.
+        max_image_bytes: u64 = 41_943_040, int(1, 1 << 32);
+        /// Largest video, in bytes.
+        max_video_bytes: u64 = 536_870_912, int(1, 1 << 32);
+        /// Largest audio file, in bytes.
+        max_audio_bytes: u64 = 41_943_040, int(1, 1 << 32);
     }
 }
 

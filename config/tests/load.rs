@@ -320,4 +320,21 @@ fn of_two_sizes_of_the_pool_the_stronger_layer_holds() {
         try_load(bytes, &[], &["engine.kv_pool_tokens=4096"]).is_err(),
         "less than max_seq_len"
     );
+
+/// MindIE's variable sets the media's hosts; the variable with our name is stronger.
+#[test]
+fn the_media_variable_of_mindie_is_read() {
+    let with = |variables: &[(&str, &str)]| {
+        let variables = variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        load_from(&Sources::default(), variables).unwrap().media.allowed_domains
+    };
+    let theirs = ("ALLOWED_MEDIA_DOMAINS_ENV", "a.example, b.example");
+    assert_eq!(with(&[theirs]), ["a.example", "b.example"]);
+    assert_eq!(
+        with(&[theirs, ("BATON_MEDIA__ALLOWED_DOMAINS", "c.example")]),
+        ["c.example"]
+    );
+    assert!(with(&[]).is_empty());
 }

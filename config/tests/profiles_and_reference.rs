@@ -117,6 +117,11 @@ fn every_field_can_be_set_to_another_value_than_its_default() {
                     .map(|name| format!("cluster.{name}=other"))
                     .to_vec();
             }
+            if field.name.starts_with("tls_") {
+                set = ["tls_cert_path", "tls_key_path"]
+                    .map(|name| format!("coordinator.{name}=other"))
+                    .to_vec();
+            }
             let given = set.len();
             let config = load_from(&Sources { file: None, set }, []).unwrap_or_else(|error| panic!("{error}"));
             let table = table(&config);

@@ -6,6 +6,7 @@ pub mod core;
 pub mod driver;
 pub mod handle;
 pub mod http;
+pub mod media;
 pub mod metrics;
 pub mod text;
 

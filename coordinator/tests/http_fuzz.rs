@@ -4,6 +4,7 @@ use coordinator::http::error::{ApiError, Family};
 use coordinator::http::json::fields::StopLimits;
 use coordinator::http::openai::prompt::PromptLimits;
 use coordinator::http::{openai, tgi};
+use coordinator::media::policy::Policy;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -13,6 +14,10 @@ const STOPS: StopLimits = StopLimits {
     total_chars: 64,
 };
 
+fn media() -> Policy {
+    Policy::new(&config::MediaConfig::default())
+}
+
 fn tgi_rules() -> tgi::request::Rules {
     tgi::request::Rules {
         max_input_chars: 100,
@@ -21,6 +26,7 @@ fn tgi_rules() -> tgi::request::Rules {
         fresh_seed: 5,
         default_top_k: 10,
         vocab_size: 300,
+        strict: false,
     }
 }
 
@@ -39,6 +45,7 @@ fn openai_rules() -> openai::request::Rules {
             default_temperature: 1.0,
             default_top_k: 10,
         },
+        strict: false,
     }
 }
 
@@ -152,7 +159,7 @@ proptest! {
     fn generate_bodies(inputs in value(), parameters in members(PARAMETERS), valid_inputs: bool) {
         let inputs = if valid_inputs { json!("hi") } else { inputs };
         let body = json!({ "inputs": inputs, "parameters": parameters }).to_string();
-        match tgi::request::parse(body.as_bytes(), &tgi_rules()) {
+        match tgi::request::parse(body.as_bytes(), &tgi_rules(), &media()) {
             Ok(request) => {
                 let sampling = &request.sampling;
                 prop_assert!(!request.inputs.is_empty() && request.max_new_tokens >= 1 && sampling.seed >= 1);
@@ -194,7 +201,7 @@ proptest! {
         let mut body = whole.as_bytes().to_vec();
         body[at] = byte;
         body.truncate(body.len() - cut % 3);
-        if let Err(error) = tgi::request::parse(&body, &tgi_rules()) {
+        if let Err(error) = tgi::request::parse(&body, &tgi_rules(), &media()) {
             check_error(&error, Family::Tgi);
         }
         if let Err(error) = openai::request::parse(&body, &openai_rules()) {
@@ -204,7 +211,7 @@ proptest! {
 
     #[test]
     fn arbitrary_bytes(body in proptest::collection::vec(any::<u8>(), 0..64)) {
-        let error = tgi::request::parse(&body, &tgi_rules()).expect_err("no prompt in there");
+        let error = tgi::request::parse(&body, &tgi_rules(), &media()).expect_err("no prompt in there");
         check_error(&error, Family::Tgi);
         let error = openai::request::parse(&body, &openai_rules()).expect_err("no prompt in there");
         check_error(&error, Family::OpenAi);

@@ -15,6 +15,7 @@ use std::rc::{Rc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use actix_tls::accept::rustls_0_23::TlsStream;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::Extensions;
 use actix_web::rt;
@@ -72,7 +73,9 @@ impl Connection {
     /// Starts watching a new connection; for `HttpServer::on_connect`. A socket that cannot be kept twice (no file
     /// descriptors left) is not watched.
     pub fn watch(io: &dyn Any, data: &mut Extensions, limits: ConnectionLimits, clock: Clock) {
-        let Some(stream) = io.downcast_ref::<rt::net::TcpStream>() else {
+        let encrypted = io.downcast_ref::<TlsStream<rt::net::TcpStream>>();
+        let plain = io.downcast_ref::<rt::net::TcpStream>();
+        let Some(stream) = plain.or_else(|| encrypted.map(|stream| stream.get_ref().0)) else {
             return;
         };
         let Ok(descriptor) = stream.as_fd().try_clone_to_owned() else {

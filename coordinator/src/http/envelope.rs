@@ -17,6 +17,7 @@ use protocol::ids::RequestId;
 
 use super::connection::{Connection, WatchedBody};
 use super::error::{ApiError, ErrorKind, Family};
+use super::mindie;
 use super::state::HttpState;
 
 /// Header that carries a request's id, both ways.
@@ -41,6 +42,9 @@ pub async fn envelope(
     let knows_chunks = request.version() >= Version::HTTP_11;
     let id = name(&request);
     tracing::debug!(id, method = %request.method(), path = request.path(), "request");
+    let strict = request
+        .app_data::<web::Data<HttpState>>()
+        .is_some_and(|state| state.front.strict_mindie);
     let early = if request.method() == Method::OPTIONS {
         Some(preflight())
     } else {
@@ -52,6 +56,7 @@ pub async fn envelope(
             .await?
             .map_into_boxed_body(),
     };
+    let answer = if strict { mindie::restate(answer) } else { answer };
     let mut answer = answer.map_body(|_, body| WatchedBody::new(body, connection));
     if !knows_chunks && answer.response().body().size() == BodySize::Stream {
         // The end of the connection is the end of the body.

@@ -208,7 +208,8 @@ impl ApiError {
         body.unwrap_or_else(|_| "{}".to_owned())
     }
 
-    /// The whole response. A missing key is told in OpenAI's shape on every path.
+    /// The whole response; it carries the error itself for the middleware. A missing key is told in OpenAI's shape on every
+    /// path.
     pub fn respond(&self, family: Family) -> HttpResponse {
         let family = if self.kind == ErrorKind::Unauthorised {
             Family::OpenAi
@@ -241,6 +242,7 @@ impl ApiError {
             | ErrorKind::Generation
             | ErrorKind::Incomplete => {}
         }
+        response.extensions_mut().insert(self.clone());
         response.content_type("application/json").body(self.json(family))
     }
 

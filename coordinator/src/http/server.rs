@@ -9,12 +9,14 @@ use actix_web::dev::{Server, ServerHandle};
 use actix_web::http::KeepAlive;
 use actix_web::web::Data;
 use actix_web::{App, HttpServer, middleware};
+use config::CoordinatorConfig;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::connection::{Connection, ConnectionLimits};
 use super::envelope::envelope;
 use super::routes::{configure, unknown_path};
 use super::state::HttpState;
+use super::tls::{Certificates, follow};
 
 /// How long an unused connection stays open. Longer than the usual 60 s of proxies in front, so that they end first.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
@@ -66,6 +68,7 @@ pub fn listen(state: Data<HttpState>, listener: TcpListener, keep_alive: Duratio
         .saturating_mul(8)
         .clamp(256, 25_000);
     tokio::spawn(upkeep(Arc::downgrade(&state.clone().into_inner())));
+    let certificates = certificates(front)?;
     let server = HttpServer::new(move || {
         App::new()
             .app_data(state.clone())
@@ -84,10 +87,28 @@ pub fn listen(state: Data<HttpState>, listener: TcpListener, keep_alive: Duratio
     .tcp_nodelay(true)
     .shutdown_timeout(drain)
     .disable_signals()
-    .on_connect(move |io, data| Connection::watch(io, data, limits, clock))
-    .listen(listener)?
-    .run();
-    Ok(HttpFront { server, address })
+    .on_connect(move |io, data| Connection::watch(io, data, limits, clock));
+    let server = match certificates {
+        Some(certificates) => {
+            let settings = certificates.server_config().map_err(io::Error::other)?;
+            tokio::spawn(follow(Arc::downgrade(&certificates)));
+            server.listen_rustls_0_23(listener, settings)?
+        }
+        None => server.listen(listener)?,
+    };
+    Ok(HttpFront {
+        server: server.run(),
+        address,
+    })
+}
+
+/// What clients are shown, where they are served over HTTPS.
+fn certificates(front: &CoordinatorConfig) -> io::Result<Option<Arc<Certificates>>> {
+    if front.tls_cert_path.is_empty() {
+        return Ok(None);
+    }
+    let certificates = Certificates::load(&front.tls_cert_path, &front.tls_key_path);
+    Ok(Some(Arc::new(certificates.map_err(io::Error::other)?)))
 }
 
 /// Samples of histograms wait in memory until somebody renders them; nobody may ever scrape.

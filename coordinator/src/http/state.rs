@@ -16,6 +16,7 @@ use super::body::{Body, BodyReader};
 use super::error::{ApiError, ErrorKind};
 use super::json::fields::{FieldError, StopLimits};
 use super::lengths::Lengths;
+use crate::media::policy::Policy;
 use crate::metrics::RequestMetrics;
 use crate::text::{LongWork, PromptError, PromptTokenizer};
 
@@ -48,8 +49,8 @@ impl ServedModel {
         }
     }
 
-    /// True if `name` means this model.
-    pub fn answers_to(&self, name: &str) -> bool {
+    /// True if `name` is one of this model's.
+    pub fn is_called(&self, name: &str) -> bool {
         self.name == name || self.aliases.iter().any(|alias| alias == name)
     }
 }
@@ -77,6 +78,8 @@ pub struct HttpState {
     pub lengths: Lengths,
     /// The front door's own settings.
     pub front: CoordinatorConfig,
+    /// Which media a prompt may name.
+    pub media: Arc<Policy>,
     /// Request metrics.
     pub metrics: Arc<RequestMetrics>,
     /// All metrics of the process as text.
@@ -109,6 +112,7 @@ impl HttpState {
                 clock,
             ),
             metrics: Arc::new(RequestMetrics::new(&model.name, clock)),
+            media: Arc::new(Policy::new(&config.media)),
             limits: config.limits.clone(),
             front: config.coordinator.clone(),
             backend,
@@ -157,6 +161,11 @@ impl HttpState {
         } else {
             self.long_work.run(work).await.map_err(stopped)
         }
+    }
+
+    /// True if a request for `model` is served: always, if any name is taken.
+    pub fn serves(&self, model: &str) -> bool {
+        self.front.any_model_name || self.model.is_called(model)
     }
 
     /// The tokens of a prompt that came in `field`.

@@ -7,11 +7,13 @@ use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse};
 use serde::Serialize;
 use serde_json::json;
+use utoipa::ToSchema;
 
 use super::error::{ApiError, ErrorKind, Family};
 use super::json::fields::{FieldError, Fields, wrong_element};
 use super::json::raw::{Kind, Raw};
 use super::json::scan;
+use super::openai::chat::messages::Reader;
 use super::openai::chat::template::{Conversation, TemplateFacts};
 use super::openai::chat::{messages, template, tools};
 use super::openai::handlers::unknown_model;
@@ -20,7 +22,8 @@ use super::state::HttpState;
 /// Most tokens that are turned into text at once.
 const MAX_TOKENS: usize = 1_048_576;
 
-const TOKENIZE_FIELDS: &[&str] = &[
+/// What `/tokenize` reads.
+pub const TOKENIZE_FIELDS: &[&str] = &[
     "add_generation_prompt",
     "add_special_tokens",
     "chat_template",
@@ -33,10 +36,11 @@ const TOKENIZE_FIELDS: &[&str] = &[
     "return_token_strs",
     "tools",
 ];
-const DETOKENIZE_FIELDS: &[&str] = &["model", "tokens"];
+/// What `/detokenize` reads.
+pub const DETOKENIZE_FIELDS: &[&str] = &["model", "tokens"];
 
 /// What `/tokenize` answers.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Tokenized {
     /// Number of tokens.
     pub count: usize,
@@ -49,7 +53,7 @@ pub struct Tokenized {
 }
 
 /// What `/detokenize` answers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Detokenized {
     /// The text of all tokens, special ones literally.
     pub prompt: String,
@@ -103,8 +107,16 @@ pub async fn tokenizer_info(state: Data<HttpState>) -> HttpResponse {
 
 async fn tokenized(request: &HttpRequest, payload: Payload, state: &HttpState) -> Result<Tokenized, ApiError> {
     let body = state.read_body(request, payload).await?;
-    let (max_chars, facts) = (state.limits.max_input_chars, state.template_facts());
-    let read = move |bytes: &[u8]| read_tokenize(bytes, max_chars, facts);
+    let (facts, media) = (state.template_facts(), Arc::clone(&state.media));
+    let max_chars = state.limits.max_input_chars;
+    let read = move |bytes: &[u8]| {
+        let reader = Reader {
+            max_chars,
+            knows_developer: facts.knows_developer,
+            media: &media,
+        };
+        read_tokenize(bytes, reader, facts)
+    };
     let (model, source, strings) = state.check_body(&body, read).await?;
     known_model(state, model.as_deref())?;
     let tokens = match source {
@@ -130,9 +142,10 @@ async fn encode_plain(state: &HttpState, text: Arc<str>) -> Result<Vec<u32>, Api
 
 fn read_tokenize(
     body: &[u8],
-    max_chars: usize,
+    reader: Reader<'_>,
     facts: TemplateFacts,
 ) -> Result<(Option<String>, Source, bool), ApiError> {
+    let max_chars = reader.max_chars;
     let fields = object(body, TOKENIZE_FIELDS)?;
     let prompt = fields.string("prompt", "a string")?;
     let source = match (prompt, fields.get("messages")) {
@@ -156,7 +169,7 @@ fn read_tokenize(
                 let problem = "is true, but must be false or absent with `messages`: the template brings them";
                 return Err(FieldError::rule("add_special_tokens", problem).into());
             }
-            let messages = messages::read(&fields, max_chars, facts.knows_developer)?;
+            let messages = messages::read(&fields, reader)?;
             let tools = tools::listed(&fields)?.map(|(list, _)| list);
             Source::Chat(template::options(&fields, messages, tools, facts)?)
         }
@@ -223,7 +236,7 @@ fn model(fields: &Fields<'_>) -> Result<Option<String>, FieldError> {
 }
 
 fn known_model(state: &HttpState, name: Option<&str>) -> Result<(), ApiError> {
-    match name.filter(|name| !state.model.answers_to(name)) {
+    match name.filter(|name| !state.serves(name)) {
         Some(unknown) => Err(unknown_model(unknown)),
         None => Ok(()),
     }

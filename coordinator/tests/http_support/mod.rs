@@ -130,3 +130,15 @@ fn render_metrics() -> RenderMetrics {
         })
         .clone()
 }
+
+/// Tries to listen with a configuration; the error if that is not possible.
+pub fn try_listen(config: &Config) -> Result<(), String> {
+    let text = model::text();
+    let backend = Arc::new(Scripted::new(text.tokenizer.clone()));
+    let state = HttpState::new(config, text, backend, render_metrics());
+    System::new().block_on(async move {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let listening = listen(Data::new(state), listener, Duration::from_secs(75));
+        listening.map(|_| ()).map_err(|error| error.to_string())
+    })
+}

@@ -2,6 +2,7 @@
 
 use protocol::control::StepTiming;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::logprobs::Logprobs;
 use crate::core::types::{Completion, Finish};
@@ -33,7 +34,7 @@ pub struct Reply<'a> {
 }
 
 /// One answer to the prompt.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Choice {
     /// 0: there is one choice.
     pub index: u32,
@@ -54,7 +55,7 @@ pub struct Choice {
 }
 
 /// What ended a choice, beside the length and the model's own end token.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum StopReason {
     /// A stop string.
@@ -103,7 +104,7 @@ impl UsageField {
 }
 
 /// Counts and timings of a request.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
@@ -122,7 +123,7 @@ pub struct Usage {
 }
 
 /// Part of [`Usage`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct PromptTokensDetails {
     /// Prompt tokens taken from the prefix cache.
     pub cached_tokens: u32,
@@ -134,6 +135,7 @@ pub struct Counter {
     prompt_tokens: usize,
     cached_tokens: u32,
     steps: Vec<StepTiming>,
+    timings: bool,
 }
 
 impl Counter {
@@ -143,7 +145,14 @@ impl Counter {
             prompt_tokens,
             cached_tokens,
             steps: Vec::new(),
+            timings: true,
         }
+    }
+
+    /// `timings`: whether the totals tell about every step.
+    pub fn with_timings(mut self, timings: bool) -> Self {
+        self.timings = timings;
+        self
     }
 
     /// One more token.
@@ -167,6 +176,9 @@ impl Counter {
 
     /// Everything.
     pub fn total(&self) -> Usage {
+        if !self.timings {
+            return self.running();
+        }
         Usage {
             batch_size: self.steps.iter().map(|step| step.batch_size).collect(),
             queue_wait_time: self.steps.iter().map(|step| step.queue_us).collect(),

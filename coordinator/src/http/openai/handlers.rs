@@ -51,7 +51,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
         return_token_ids,
         ..
     } = parsed;
-    if !state.model.answers_to(&model) {
+    if !state.serves(&model) {
         return Err(unknown_model(&model));
     }
     let tokens = match prompt {
@@ -109,7 +109,7 @@ async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Res
         token_ids,
     } = checked;
     let answer = state.begin(draft, timer).await?;
-    let counter = Counter::new(answer.prompt.len(), answer.cached_tokens);
+    let counter = Counter::new(answer.prompt.len(), answer.cached_tokens).with_timings(state.front.usage_timings);
     let prompt_token_ids = token_ids.then(|| answer.prompt.to_vec());
     match stream {
         Some(usage) => {

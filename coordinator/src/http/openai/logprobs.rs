@@ -3,6 +3,7 @@
 use model_files::TextTokenizer;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
 
 use crate::http::shown::Shown;
 
@@ -10,7 +11,7 @@ use crate::http::shown::Shown;
 const IMPOSSIBLE: f32 = -9999.0;
 
 /// `logprobs` of a choice or of a part of it; four lists of the same length.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
 pub struct Logprobs {
     /// Where each token's text begins, in characters.
     pub text_offset: Vec<usize>,
@@ -19,6 +20,7 @@ pub struct Logprobs {
     /// Each token's text; special tokens literally.
     pub tokens: Vec<String>,
     /// For each token: itself, then the most probable ones.
+    #[schema(value_type = Vec<BTreeMap<String, f32>>)]
     pub top_logprobs: Vec<Top>,
 }
 

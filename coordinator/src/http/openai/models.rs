@@ -16,7 +16,7 @@ pub async fn list(state: Data<HttpState>) -> HttpResponse {
 
 /// `GET /v1/models/{id}`.
 pub async fn one(id: Path<String>, state: Data<HttpState>) -> HttpResponse {
-    if state.model.answers_to(&id) {
+    if state.model.is_called(&id) {
         HttpResponse::Ok().json(describe(&id, &state))
     } else {
         unknown_model(&id).respond(Family::OpenAi)

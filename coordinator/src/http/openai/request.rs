@@ -7,6 +7,7 @@ use crate::http::error::{ApiError, ErrorKind};
 use crate::http::json::fields::{FieldError, Fields};
 use crate::http::json::raw::Kind;
 use crate::http::json::scan;
+use crate::http::mindie;
 use crate::http::state::HttpState;
 
 /// Fields that only completions have.
@@ -26,7 +27,8 @@ const OWN: &[&str] = &[
     "suffix",
     "use_beam_search",
 ];
-const FIELDS: &[&str] = &shared::with_shared::<{ OWN.len() + shared::NAMES.len() }>(OWN);
+/// What the body of a completion may have.
+pub const FIELDS: &[&str] = &shared::with_shared::<{ OWN.len() + shared::NAMES.len() }>(OWN);
 
 /// What the checks need to know of configuration and model.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +37,8 @@ pub struct Rules {
     pub prompt: PromptLimits,
     /// For the fields that chat has too.
     pub shared: SharedRules,
+    /// Refuse what MindIE refuses.
+    pub strict: bool,
 }
 
 impl Rules {
@@ -47,6 +51,7 @@ impl Rules {
                 vocab_size: state.model.text.vocab_size,
             },
             shared: SharedRules::new(state, fresh_seed),
+            strict: state.front.strict_mindie,
         }
     }
 }
@@ -96,6 +101,9 @@ pub fn parse(body: &[u8], rules: &Rules) -> Result<CompletionRequest, ApiError> 
     let fields = Fields::of_object(raw, "", FIELDS)?;
     let model = model(&fields)?;
     let prompt = prompt::read(&fields, rules.prompt)?;
+    if rules.strict {
+        mindie::refuse_openai(&fields, &["logprobs", "n", "best_of", "use_beam_search"])?;
+    }
     let mut shared = shared::read(&fields, &rules.shared)?;
     let logprobs = fields.int("logprobs", 0, 5)?.and_then(|count| u8::try_from(count).ok());
     shared.sampling.top_logprobs = logprobs;

@@ -3,21 +3,22 @@
 use model_files::TextTokenizer;
 use protocol::sampling::PromptLogprob;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::core::types::{Completion, Finish};
 use crate::http::shown::Shown;
 
 /// One token of the prompt or of the answer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Token {
     /// Token id.
     pub id: u32,
-    /// Text the token adds; special tokens literally.
-    pub text: String,
+    /// Text the token adds; special tokens literally. Null only where MindIE is imitated.
+    pub text: Option<String>,
     /// Natural logarithm of its probability; none for the first token of a prompt.
     pub logprob: Option<f32>,
-    /// Not part of the text.
-    pub special: bool,
+    /// Not part of the text. Null only where MindIE is imitated.
+    pub special: Option<bool>,
 }
 
 impl Token {
@@ -28,9 +29,9 @@ impl Token {
         let literal = if token.special { token.text.as_str() } else { "" };
         Self {
             id: token.sampled.token,
-            text: format!("{}{literal}", shown.text),
+            text: Some(format!("{}{literal}", shown.text)),
             logprob: Some(finite(token.sampled.logprob)),
-            special: token.special,
+            special: Some(token.special),
         }
     }
 
@@ -39,14 +40,23 @@ impl Token {
         let mut decoder = tokenizer.incremental(false);
         let token = |(index, &id): (usize, &u32)| Self {
             id,
-            text: decoder.push(id),
+            text: Some(decoder.push(id)),
             logprob: index
                 .checked_sub(1)
                 .and_then(|index| logprobs.get(index))
                 .map(|of| finite(of.logprob)),
-            special: tokenizer.is_special(id),
+            special: Some(tokenizer.is_special(id)),
         };
         prompt.iter().enumerate().map(token).collect()
+    }
+}
+
+/// MindIE tells nothing of a token but its id.
+pub fn only_ids(tokens: &mut [Token]) {
+    for token in tokens {
+        token.text = None;
+        token.logprob = None;
+        token.special = None;
     }
 }
 
@@ -68,7 +78,7 @@ pub fn finish_reason(completion: &Completion) -> &'static str {
 }
 
 /// `details` of a whole answer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Details {
     /// `length`, `eos_token` or `stop_sequence`.
     pub finish_reason: &'static str,
@@ -87,7 +97,7 @@ pub struct Details {
 }
 
 /// A whole answer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Generated {
     /// Present if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]

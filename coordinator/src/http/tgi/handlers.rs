@@ -7,7 +7,7 @@ use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
 use protocol::sampling::PromptLogprob;
 
-use super::answer::{Details, Generated, Token, finish_reason};
+use super::answer::{Details, Generated, Token, finish_reason, only_ids};
 use super::request::{GenerateRequest, Rules, parse, refuse_prompt_details_in_stream};
 use super::stream::TgiStream;
 use crate::core::types::Completion;
@@ -72,7 +72,10 @@ struct Checked {
 async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape: Shape) -> Result<Checked, ApiError> {
     let body = state.read_body(request, payload).await?;
     let rules = Rules::new(state, state.draw_seed()?);
-    let parsed = state.check_body(&body, move |bytes| parse(bytes, &rules)).await?;
+    let media = Arc::clone(&state.media);
+    let parsed = state
+        .check_body(&body, move |bytes| parse(bytes, &rules, &media))
+        .await?;
     let stream = match shape {
         Shape::Whole => false,
         Shape::Stream => true,
@@ -150,6 +153,13 @@ async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Res
             Vec::new()
         },
         tokens: whole.tokens,
+    });
+    let details = details.map(|mut details| {
+        if state.front.strict_mindie {
+            only_ids(&mut details.prefill);
+            only_ids(&mut details.tokens);
+        }
+        details
     });
     let generated = Generated {
         details,

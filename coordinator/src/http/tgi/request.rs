@@ -10,6 +10,8 @@ use crate::http::json::raw::{Kind, Raw};
 use crate::http::json::scan;
 use crate::http::sampling;
 use crate::http::state::HttpState;
+use crate::http::{media, mindie};
+use crate::media::policy::Policy;
 
 /// Most characters of an `adapter_id`.
 const MAX_ADAPTER_ID: usize = 256;
@@ -18,8 +20,10 @@ const DEFAULT_MAX_NEW_TOKENS: u32 = 20;
 /// Most of the API's 31-bit integers.
 const MAX_I31: i64 = 2_147_483_647;
 
-const BODY_FIELDS: &[&str] = &["inputs", "parameters", "stream"];
-const PARAMETER_FIELDS: &[&str] = &[
+/// What a body may have.
+pub const BODY_FIELDS: &[&str] = &["inputs", "parameters", "stream"];
+/// What its `parameters` may have.
+pub const PARAMETER_FIELDS: &[&str] = &[
     "adapter_id",
     "best_of",
     "decoder_input_details",
@@ -39,6 +43,8 @@ const PARAMETER_FIELDS: &[&str] = &[
     "watermark",
 ];
 
+const ITEM_FIELDS: &[&str] = &["audio_url", "image_url", "text", "type", "video_url"];
+
 /// What is right for `inputs`.
 const INPUTS: &str = "a non-empty string, or a non-empty list of {\"type\": \"text\", \"text\": ...}";
 
@@ -57,6 +63,8 @@ pub struct Rules {
     pub default_top_k: u32,
     /// Size of the vocabulary.
     pub vocab_size: usize,
+    /// Refuse and ignore what MindIE refuses and ignores.
+    pub strict: bool,
 }
 
 impl Rules {
@@ -69,6 +77,7 @@ impl Rules {
             fresh_seed,
             default_top_k: state.default_top_k(),
             vocab_size: state.model.text.vocab_size,
+            strict: state.front.strict_mindie,
         }
     }
 }
@@ -100,20 +109,23 @@ pub struct GenerateRequest {
 ///
 /// # Errors
 /// What is wrong, with the field, its value and what would be right.
-pub fn parse(body: &[u8], rules: &Rules) -> Result<GenerateRequest, ApiError> {
+pub fn parse(body: &[u8], rules: &Rules, media: &Policy) -> Result<GenerateRequest, ApiError> {
     let raw = scan::check(body)?;
     if raw.kind() != Kind::Object {
         let message = format!("the body is {}, but must be a JSON object", raw.shown());
         return Err(ApiError::new(ErrorKind::Invalid, message));
     }
     let fields = Fields::of_object(raw, "", BODY_FIELDS)?;
-    let inputs = inputs(&fields, rules.max_input_chars)?;
+    let inputs = inputs(&fields, rules.max_input_chars, media)?;
     let stream = fields.bool("stream")?.unwrap_or(false);
     let parameters = match fields.object("parameters", "parameters.", PARAMETER_FIELDS)? {
         Some(parameters) => parameters,
         None => Fields::of_object(Raw::EMPTY_OBJECT, "parameters.", PARAMETER_FIELDS)?,
     };
-    refuse_unbuilt(&parameters)?;
+    if rules.strict {
+        mindie::refuse_generate(&parameters)?;
+    }
+    refuse_unbuilt(&parameters, rules.strict)?;
     let prompt_details = parameters.bool("decoder_input_details")?.unwrap_or(false);
     Ok(GenerateRequest {
         inputs,
@@ -134,11 +146,11 @@ fn positive(fields: &Fields<'_>, name: &str) -> Result<Option<u32>, FieldError> 
         .and_then(|value| u32::try_from(value).ok()))
 }
 
-fn inputs(fields: &Fields<'_>, max_chars: usize) -> Result<String, FieldError> {
+fn inputs(fields: &Fields<'_>, max_chars: usize, policy: &Policy) -> Result<String, FieldError> {
     let raw = fields.get("inputs").ok_or_else(|| fields.missing("inputs", INPUTS))?;
     let inputs = match raw.kind() {
         Kind::String => raw.string().map(Cow::into_owned).unwrap_or_default(),
-        Kind::List => concatenated(raw)?,
+        Kind::List => concatenated(raw, policy)?,
         Kind::Null | Kind::Bool | Kind::Number | Kind::Object => return Err(FieldError::wrong("inputs", raw, INPUTS)),
     };
     if inputs.is_empty() {
@@ -152,9 +164,9 @@ fn inputs(fields: &Fields<'_>, max_chars: usize) -> Result<String, FieldError> {
     Ok(inputs)
 }
 
-/// The texts of a list of items, without anything between them. An item that names a medium is refused without a look
-/// at what it names.
-fn concatenated(list: Raw<'_>) -> Result<String, FieldError> {
+/// The texts of a list of items, without anything between them. An item that names a medium is refused without touching
+/// what it names.
+fn concatenated(list: Raw<'_>, policy: &Policy) -> Result<String, FieldError> {
     let mut text = String::new();
     for (index, item) in list.elements().enumerate() {
         let path = |name: &str| format!("inputs[{index}]{name}");
@@ -165,16 +177,15 @@ fn concatenated(list: Raw<'_>) -> Result<String, FieldError> {
                 "an object with \"type\": \"text\" and a non-empty \"text\"",
             ));
         }
-        let fields = Fields::of_object(item, "", &["type", "text"])
-            .map_err(|error| FieldError::rule(path(&format!(".{}", error.field)), error.problem))?;
+        let within = |error: FieldError| FieldError::rule(path(&format!(".{}", error.field)), error.problem);
+        let fields = Fields::of_object(item, "", ITEM_FIELDS).map_err(within)?;
         let kind = fields.get("type").and_then(Raw::string);
         match kind.as_deref() {
             Some("text") => {}
-            Some(kind @ ("image_url" | "video_url" | "audio_url")) => {
-                let problem = format!("is {}, but must be \"text\": this model reads text only", quoted(kind));
-                return Err(FieldError::rule(path(".type"), problem));
-            }
             Some(kind) => {
+                if let Some(refusal) = media::refusal(policy, &fields, kind) {
+                    return Err(within(refusal));
+                }
                 let problem = format!("is {}, but must be \"text\"", quoted(kind));
                 return Err(FieldError::rule(path(".type"), problem));
             }
@@ -199,8 +210,8 @@ fn concatenated(list: Raw<'_>) -> Result<String, FieldError> {
 }
 
 /// Fields that are part of the API and do not work yet: refused where they would change the answer.
-fn refuse_unbuilt(fields: &Fields<'_>) -> Result<(), ApiError> {
-    if fields.bool("watermark")?.unwrap_or(false) {
+fn refuse_unbuilt(fields: &Fields<'_>, strict: bool) -> Result<(), ApiError> {
+    if fields.bool("watermark")?.unwrap_or(false) && !strict {
         return Err(ApiError::not_supported_yet("watermark"));
     }
     if fields.int("best_of", 1, MAX_I31)?.unwrap_or(1) > 1 {
@@ -246,7 +257,9 @@ fn sampling_of(fields: &Fields<'_>, rules: &Rules) -> Result<SamplingParams, Fie
     let temperature = fields.float("temperature", Range::above(1e-6))?;
     let top_k = positive(fields, "top_k")?;
     let top_p = fields.float("top_p", Range::between(1e-6, 1.0))?;
-    let typical_p = fields.float("typical_p", Range::above_to(0.0, 1.0))?;
+    let typical_p = fields
+        .float("typical_p", Range::above_to(0.0, 1.0))?
+        .filter(|_| !rules.strict);
     let penalty = fields.float("repetition_penalty", Range::above(0.0))?;
     let seed = fields.u64_from("seed", rules.least_seed)?.unwrap_or(rules.fresh_seed);
 

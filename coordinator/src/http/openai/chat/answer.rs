@@ -1,6 +1,7 @@
 //! The JSON of chats: whole answers and chunks.
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::logprobs::ChatLogprobs;
 use super::tools::format::Call;
@@ -23,7 +24,7 @@ pub struct ChatReply<'a, C> {
 }
 
 /// One answer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ChatChoice {
     /// Its place, from 0 on.
     pub index: u32,
@@ -44,7 +45,7 @@ pub struct ChatChoice {
 pub const ROLE: &str = "assistant";
 
 /// A message of the assistant.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
 pub struct Message {
     /// `assistant`.
     pub role: &'static str,
@@ -77,7 +78,7 @@ impl Message {
 }
 
 /// A call of a function.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ToolCall {
     /// Its place among the calls of its answer.
     pub index: usize,

@@ -1,5 +1,7 @@
 //! `POST /v1/chat/completions`.
 
+use std::sync::Arc;
+
 use actix_web::http::StatusCode;
 use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse};
@@ -46,11 +48,11 @@ struct Checked {
 async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Result<Checked, ApiError> {
     let body = state.read_body(request, payload).await?;
     let rules = Rules::new(state, state.draw_seed()?);
-    let facts = state.template_facts();
+    let (facts, media) = (state.template_facts(), Arc::clone(&state.media));
     let parsed = state
-        .check_body(&body, move |bytes| parse(bytes, &rules, facts))
+        .check_body(&body, move |bytes| parse(bytes, &rules, facts, &media))
         .await?;
-    if !state.model.answers_to(&parsed.model) {
+    if !state.serves(&parsed.model) {
         return Err(unknown_model(&parsed.model));
     }
     let id = state.id_of(request)?;
@@ -102,7 +104,7 @@ async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Res
         voice,
     } = checked;
     let answer = state.begin(draft, timer).await?;
-    let counter = Counter::new(answer.prompt.len(), answer.cached_tokens);
+    let counter = Counter::new(answer.prompt.len(), answer.cached_tokens).with_timings(state.front.usage_timings);
     let prompt_token_ids = token_ids.then(|| answer.prompt.to_vec());
     if let Some(usage) = stream {
         let words = ChatStream {

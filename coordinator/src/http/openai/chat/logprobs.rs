@@ -2,19 +2,20 @@
 
 use model_files::TextTokenizer;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::http::openai::logprobs::finite;
 use crate::http::shown::Shown;
 
 /// `logprobs` of a choice or of a part of it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
 pub struct ChatLogprobs {
     /// One entry for every token.
     pub content: Vec<TokenLogprob>,
 }
 
 /// A token of the answer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct TokenLogprob {
     /// The token.
     #[serde(flatten)]
@@ -24,13 +25,14 @@ pub struct TokenLogprob {
 }
 
 /// A token and its probability.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Alternative {
     /// Its text; what is only a part of a character shows as U+FFFD.
     pub token: String,
     /// Its raw log-probability (nats).
     pub logprob: f32,
     /// Its bytes.
+    #[schema(value_type = Vec<u32>)]
     pub bytes: Vec<u8>,
 }
 

@@ -8,6 +8,8 @@ use crate::http::json::fields::{FieldError, Fields, quoted};
 use crate::http::json::raw::{Kind, Raw};
 use crate::http::json::scan;
 use crate::http::json::tree::Tree;
+use crate::http::media;
+use crate::media::policy::Policy;
 
 /// Who may have said a message.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
@@ -25,6 +27,8 @@ const FIELDS: &[&str] = &[
     "tool_call_id",
     "tool_calls",
 ];
+
+const PART_FIELDS: &[&str] = &["audio_url", "image_url", "text", "type", "video_url"];
 
 /// Puts the place of an object in front of the field that is wrong in it.
 pub fn within(place: String) -> impl Fn(FieldError) -> FieldError {
@@ -44,12 +48,23 @@ pub fn copied(field: impl Into<String>, raw: Raw<'_>) -> Result<Tree, FieldError
     })
 }
 
-/// Reads `messages`. `max_chars`: most characters of all contents together. `knows_developer`: the template tells the
-/// role `developer` from `system`; where it does not, a developer's message is a system message.
+/// What has to be known to read messages.
+#[derive(Clone, Copy, Debug)]
+pub struct Reader<'a> {
+    /// Most characters of all contents together.
+    pub max_chars: usize,
+    /// The template tells the role `developer` from `system`; where it does not, a developer's message is a system message.
+    pub knows_developer: bool,
+    /// Which media a message may name.
+    pub media: &'a Policy,
+}
+
+/// Reads `messages`.
 ///
 /// # Errors
 /// What is wrong, with its place.
-pub fn read(fields: &Fields<'_>, max_chars: usize, knows_developer: bool) -> Result<Vec<Tree>, FieldError> {
+pub fn read(fields: &Fields<'_>, reader: Reader<'_>) -> Result<Vec<Tree>, FieldError> {
+    let max_chars = reader.max_chars;
     let list = fields
         .list("messages", MESSAGES)?
         .ok_or_else(|| fields.missing("messages", MESSAGES))?;
@@ -60,7 +75,7 @@ pub fn read(fields: &Fields<'_>, max_chars: usize, knows_developer: bool) -> Res
         if raw.kind() != Kind::Object {
             return Err(FieldError::wrong(place, raw, "an object with `role` and `content`"));
         }
-        let (message, length) = message(raw, knows_developer).map_err(within(place))?;
+        let (message, length) = message(raw, reader).map_err(within(place))?;
         messages.push(message);
         chars += length;
         if chars > max_chars {
@@ -75,7 +90,7 @@ pub fn read(fields: &Fields<'_>, max_chars: usize, knows_developer: bool) -> Res
 }
 
 /// One message, and the characters of its text.
-fn message(raw: Raw<'_>, knows_developer: bool) -> Result<(Tree, usize), FieldError> {
+fn message(raw: Raw<'_>, reader: Reader<'_>) -> Result<(Tree, usize), FieldError> {
     let fields = Fields::of_object(raw, "", FIELDS)?;
     let role = fields
         .string("role", ROLE)?
@@ -92,12 +107,12 @@ fn message(raw: Raw<'_>, knows_developer: bool) -> Result<(Tree, usize), FieldEr
         calls => calls,
     };
     let content = match fields.get("content") {
-        Some(raw) => content(raw)?,
+        Some(raw) => content(raw, reader.media)?,
         // What an assistant did may be calls alone.
         None if calls.is_some() => String::new(),
         None => return Err(fields.missing("content", CONTENT)),
     };
-    let role = if role == "developer" && !knows_developer {
+    let role = if role == "developer" && !reader.knows_developer {
         "system"
     } else {
         &role
@@ -120,13 +135,13 @@ fn message(raw: Raw<'_>, knows_developer: bool) -> Result<(Tree, usize), FieldEr
 }
 
 /// The text of a message: a string, or the texts of its parts one after the other.
-fn content(raw: Raw<'_>) -> Result<String, FieldError> {
+fn content(raw: Raw<'_>, media: &Policy) -> Result<String, FieldError> {
     match raw.kind() {
         Kind::String => Ok(raw.string().unwrap_or_default().into_owned()),
         Kind::List if raw.elements().next().is_some() => {
             let mut text = String::new();
             for (index, raw) in raw.elements().enumerate() {
-                text.push_str(&part(&format!("content[{index}]"), raw)?);
+                text.push_str(&part(&format!("content[{index}]"), raw, media)?);
             }
             Ok(text)
         }
@@ -136,20 +151,20 @@ fn content(raw: Raw<'_>) -> Result<String, FieldError> {
     }
 }
 
-/// The text of a part. One that names a medium is refused without a look at what it names.
-fn part<'a>(place: &str, raw: Raw<'a>) -> Result<std::borrow::Cow<'a, str>, FieldError> {
+/// The text of a part. One that names a medium is refused without touching what it names.
+fn part<'a>(place: &str, raw: Raw<'a>, policy: &Policy) -> Result<std::borrow::Cow<'a, str>, FieldError> {
     let expected = "an object with \"type\": \"text\" and a string \"text\"";
     if raw.kind() != Kind::Object {
         return Err(FieldError::wrong(place, raw, expected));
     }
     let at = within(place.to_owned());
-    let fields = Fields::of_object(raw, "", &["text", "type"]).map_err(&at)?;
+    let fields = Fields::of_object(raw, "", PART_FIELDS).map_err(&at)?;
     let kind = fields.string("type", "\"text\"").map_err(&at)?;
     match kind.as_deref() {
         Some("text") => {}
         Some(kind) => {
-            let problem = format!("is {}, but must be \"text\": this model reads text only", quoted(kind));
-            return Err(at(FieldError::rule("type", problem)));
+            let unknown = || FieldError::rule("type", format!("is {}, but must be \"text\"", quoted(kind)));
+            return Err(at(media::refusal(policy, &fields, kind).unwrap_or_else(unknown)));
         }
         None => return Err(at(fields.missing("type", "\"text\""))),
     }
@@ -231,7 +246,12 @@ mod tests {
     fn read_text(messages: &str) -> Result<String, String> {
         let body = format!("{{\"messages\":{messages}}}");
         let fields = Fields::of_object(check(body.as_bytes()).expect("valid"), "", &["messages"]).expect("no repeats");
-        read(&fields, 20, false)
+        let reader = Reader {
+            max_chars: 20,
+            knows_developer: false,
+            media: &Policy::new(&config::MediaConfig::default()),
+        };
+        read(&fields, reader)
             .map(|messages| serde_json::to_string(&messages).expect("JSON"))
             .map_err(|error| error.to_string())
     }

@@ -1,15 +1,17 @@
 //! The body of `/v1/chat/completions`, field by field.
 
-use super::messages;
+use super::messages::{self, Reader};
 use super::template::{self, Conversation, TemplateFacts};
 use super::tools::{self, ToolChoice, Tools};
 use crate::http::error::{ApiError, ErrorKind};
 use crate::http::json::fields::{FieldError, Fields, quoted};
 use crate::http::json::raw::{Kind, Raw};
 use crate::http::json::scan;
+use crate::http::mindie;
 use crate::http::openai::request::{Rules, StreamUsage, model, positive, stream};
 use crate::http::openai::shared::{self, Shared};
 use crate::http::openai::unbuilt;
+use crate::media::policy::Policy;
 
 /// Most alternatives reported for a token.
 const MAX_TOP_LOGPROBS: i64 = 20;
@@ -44,7 +46,8 @@ const OWN: &[&str] = &[
     "suffix",
     "use_beam_search",
 ];
-const FIELDS: &[&str] = &shared::with_shared::<{ OWN.len() + shared::NAMES.len() }>(OWN);
+/// What the body of a chat may have.
+pub const FIELDS: &[&str] = &shared::with_shared::<{ OWN.len() + shared::NAMES.len() }>(OWN);
 
 /// A checked request.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,7 +74,7 @@ pub struct ChatRequest {
 ///
 /// # Errors
 /// What is wrong, with the field, its value and what would be right.
-pub fn parse(body: &[u8], rules: &Rules, facts: TemplateFacts) -> Result<ChatRequest, ApiError> {
+pub fn parse(body: &[u8], rules: &Rules, facts: TemplateFacts, media: &Policy) -> Result<ChatRequest, ApiError> {
     let raw = scan::check(body)?;
     if raw.kind() != Kind::Object {
         let message = format!("the body is {}, but must be a JSON object", raw.shown());
@@ -79,11 +82,22 @@ pub fn parse(body: &[u8], rules: &Rules, facts: TemplateFacts) -> Result<ChatReq
     }
     let fields = Fields::of_object(raw, "", FIELDS)?;
     let model = model(&fields)?;
-    let messages = messages::read(&fields, rules.prompt.chars, facts.knows_developer)?;
+    let reader = Reader {
+        max_chars: rules.prompt.chars,
+        knows_developer: facts.knows_developer,
+        media,
+    };
+    let messages = messages::read(&fields, reader)?;
     let tools = tools::read(&fields, facts.format)?.filter(|tools| tools.choice != ToolChoice::None);
     let list = tools.as_ref().map(|tools| tools.list.clone());
     let conversation = template::options(&fields, messages, list, facts)?;
     modalities(&fields)?;
+    if rules.strict {
+        mindie::refuse_openai(
+            &fields,
+            &["logprobs", "top_logprobs", "n", "best_of", "use_beam_search"],
+        )?;
+    }
     let mut shared = shared::read(&fields, &rules.shared)?;
     let logprobs = logprobs(&fields)?;
     shared.sampling.top_logprobs = logprobs;

@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::http::json::raw::{Kind, Raw};
 use crate::http::json::scan;
@@ -67,7 +68,7 @@ impl Format {
 }
 
 /// A call of a function.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Call {
     /// Name of the function.
     pub name: String,
