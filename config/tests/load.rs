@@ -320,6 +320,7 @@ fn of_two_sizes_of_the_pool_the_stronger_layer_holds() {
         try_load(bytes, &[], &["engine.kv_pool_tokens=4096"]).is_err(),
         "less than max_seq_len"
     );
+}
 
 /// MindIE's variable sets the media's hosts; the variable with our name is stronger.
 #[test]

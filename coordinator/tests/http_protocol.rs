@@ -308,6 +308,14 @@ fn info_and_models_describe_the_model() {
     assert_eq!(info["max_input_length"], 200);
     assert_eq!(info["max_total_tokens"], 256);
     assert_eq!(info["models"][0]["model_id"], "tiny");
+    assert_eq!(info["model_sha"], "00000000000000000000000000000abc");
+    assert_eq!(info["max_batch_total_tokens"], 128);
+    front.backend.status_is(|status| status.nodes.clear());
+    let lonely = get(front.address, "/info").json();
+    assert_eq!(
+        (&lonely["model_sha"], &lonely["max_batch_total_tokens"]),
+        (&json!(null), &json!(0))
+    );
     let models = get(front.address, "/v1/models").json();
     assert_eq!(models["object"], "list");
     let ids: Vec<_> = models["data"]

@@ -203,4 +203,8 @@ pub struct NodeStatus {
     pub waiting: u32,
     /// Longest sequence it can hold, in tokens.
     pub max_seq_len: u32,
+    /// Size of its KV pool, in tokens.
+    pub pool_tokens: u64,
+    /// Hash of the weights it serves.
+    pub weights_hash: u128,
 }

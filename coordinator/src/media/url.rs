@@ -1,5 +1,7 @@
 //! The parts of an `http` or `https` URL. Stricter than browsers: what is read in two ways by two readers is refused.
 
+use std::net::Ipv6Addr;
+
 /// A URL that can be asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remote {
@@ -42,6 +44,9 @@ pub(super) fn remote(tls: bool, rest: &str) -> Option<Remote> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-') || (bracketed && byte == b':');
     let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
     if host.is_empty() || !host.bytes().all(legal) || host.split('.').any(str::is_empty) {
+        return None;
+    }
+    if bracketed && host.parse::<Ipv6Addr>().is_err() {
         return None;
     }
     let port = match port {

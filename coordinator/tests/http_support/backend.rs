@@ -57,6 +57,8 @@ impl Scripted {
             running: 0,
             waiting: 0,
             max_seq_len: 256,
+            pool_tokens: 128,
+            weights_hash: 0xabc,
         };
         let nodes = vec![node("p0", Role::Prefill), node("d0", Role::Decode)];
         Self {

@@ -425,6 +425,8 @@ impl Node {
             running: self.report.running,
             waiting: self.report.waiting,
             max_seq_len: self.hello.max_seq_len,
+            pool_tokens: u64::from(self.hello.total_blocks) * u64::from(self.hello.layout.block_tokens),
+            weights_hash: self.hello.model.weights_hash,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use actix_web::HttpResponse;
 use actix_web::web::Data;
+use protocol::ids::Role;
 use serde_json::{Value, json};
 
 use crate::http::error::{ApiError, ErrorKind, Family};
@@ -16,7 +17,7 @@ pub async fn health(state: Data<HttpState>) -> HttpResponse {
     }
 }
 
-/// `GET /info`: what is served, within which limits.
+/// `GET /info`: what is served, within which limits. `sha` and `docker_label` are TGI's own and stay null.
 pub async fn info(state: Data<HttpState>) -> HttpResponse {
     HttpResponse::Ok().json(describe(&state))
 }
@@ -31,9 +32,14 @@ fn describe(state: &HttpState) -> Value {
     let device = "cpu";
     let pipeline = "text-generation";
     let version = env!("CARGO_PKG_VERSION");
+    let status = state.backend.status();
+    // All nodes serve the same weights; without a node nobody has read them.
+    let sha = status.nodes.first().map(|node| format!("{:032x}", node.weights_hash));
+    let decoding = status.nodes.iter().filter(|node| node.role == Role::Decode);
+    let pool_tokens: u64 = decoding.map(|node| node.pool_tokens).sum();
     json!({
         "model_id": model.name,
-        "model_sha": null,
+        "model_sha": sha,
         "model_dtype": dtype,
         "model_device_type": device,
         "model_pipeline_tag": pipeline,
@@ -42,16 +48,17 @@ fn describe(state: &HttpState) -> Value {
         "max_stop_sequences": state.limits.max_stop_strings,
         "max_input_length": state.lengths.input,
         "max_total_tokens": state.lengths.total(),
-        "waiting_served_ratio": null,
-        "max_batch_total_tokens": null,
-        "max_waiting_tokens": null,
+        // A prompt that waits joins the next step, however many sequences generate.
+        "waiting_served_ratio": 0.0,
+        "max_batch_total_tokens": pool_tokens,
+        "max_waiting_tokens": 1,
         "validation_workers": state.front.http_workers,
         "version": version,
         "sha": null,
         "docker_label": null,
         "models": [{
             "model_id": model.name,
-            "model_sha": null,
+            "model_sha": sha,
             "model_dtype": dtype,
             "model_device_type": device,
             "model_pipeline_tag": pipeline,
