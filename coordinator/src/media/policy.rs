@@ -186,7 +186,7 @@ impl Policy {
     /// Judges a host by its name, and by its address if it is one.
     fn host(&self, host: &str) -> Result<(), Refusal> {
         let deceives = |name: &&str| host == *name || host.strip_suffix(*name).is_some_and(|rest| rest.ends_with('.'));
-        if DECEIVING.iter().any(|name| deceives(&name)) {
+        if DECEIVING.iter().any(deceives) {
             return Err(Refusal::Deceiving);
         }
         if let Some(address) = literal(host) {

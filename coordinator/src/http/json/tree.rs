@@ -19,9 +19,9 @@ pub enum Tree {
     /// A string.
     String(String),
     /// A list.
-    List(Vec<Tree>),
+    List(Vec<Self>),
     /// An object, members in order.
-    Object(Vec<(String, Tree)>),
+    Object(Vec<(String, Self)>),
 }
 
 impl Tree {

@@ -285,7 +285,7 @@ fn llama(text: &str) -> Option<Vec<Call>> {
         let end = rest
             .match_indices('}')
             .map(|(at, _)| at + 1)
-            .find(|&end| scan::check(rest[..end].as_bytes()).is_ok())?;
+            .find(|&end| scan::check(&rest.as_bytes()[..end]).is_ok())?;
         calls.push(object(&rest[..end])?);
         rest = rest[end..].trim_start_matches([';', ' ', '\n', '\t', '\r']);
     }
