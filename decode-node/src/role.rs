@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use engine::sequence::{OnFinish, SequenceSpec};
 use kv_transfer::receiver::Receiver;
 use node_shell::engine_thread::SequenceEvent;
-use node_shell::handle::{ReservedBlocks, SequenceStream, SubmitError};
+use node_shell::handle::{ReservedBlocks, SequenceGroup, SequenceStream, SubmitError};
 use node_shell::job::{JobGone, JobStream, check_tokens};
 use node_shell::process::{NodeContext, NodeRole};
-use protocol::control::{DecodeJob, Job, JobErrorKind, JobEvent, KvSource};
+use protocol::control::{ChoiceStart, DecodeJob, Job, JobErrorKind, JobEvent, JobUpdate, KvSource};
 use protocol::ids::Ticket;
 use protocol::sampling::SamplingParams;
 use protocol::transfer::PushCommit;
@@ -49,18 +49,30 @@ impl DecodeRole {
             return stream.fail(JobErrorKind::Invalid, problem).await;
         }
         match job.source {
-            KvSource::Compute => {
-                let (choice, generated) = match job.choices.first() {
-                    Some(start) => (start.choice, start.generated.as_slice()),
-                    None => return stream.fail(JobErrorKind::Invalid, NO_CHOICE).await,
-                };
-                let token_ids = [job.token_ids.as_slice(), generated].concat();
-                match self.context.engine.add(spec(&job, choice, token_ids), None).await {
-                    Ok(sequence) => generate(choice, sequence, stream).await,
-                    Err(error) => refuse(error, stream).await,
-                }
-            }
+            KvSource::Compute => self.compute(job, stream).await,
             KvSource::Handoff => self.take_over(job, stream).await,
+        }
+    }
+
+    /// Computes everything here.
+    async fn compute(&self, job: DecodeJob, stream: JobStream) -> Result<(), JobGone> {
+        if let Some(width) = job.beam_width {
+            let search = spec(&job, 0, job.token_ids.clone());
+            return match self.context.engine.add_beams(search, width as usize).await {
+                Ok(search) => answer_beams(search, stream).await,
+                Err(error) => refuse(error, stream).await,
+            };
+        }
+        let specs = job.choices.iter().map(|start| {
+            let token_ids = [job.token_ids.as_slice(), &start.generated].concat();
+            spec(&job, start.choice, token_ids)
+        });
+        match self.context.engine.add_choices(specs.collect()).await {
+            Ok(sequences) => {
+                let choices = job.choices.iter().map(|start| start.choice).collect();
+                generate(Choices::new(choices, sequences), stream).await
+            }
+            Err(error) => refuse(error, stream).await,
         }
     }
 
@@ -68,25 +80,22 @@ impl DecodeRole {
         if job.token_ids.is_empty() {
             return Err("token_ids is empty; a prompt has at least one token".to_owned());
         }
-        if let Some(width) = job.beam_width {
-            return Err(format!("beam_width = {width}: this node searches no beams"));
+        match job.beam_width {
+            Some(0) => return Err("beam_width is 0; at least one hypothesis is searched".to_owned()),
+            Some(width) if !job.choices.is_empty() => {
+                return Err(format!(
+                    "beam_width = {width} and choices has {} elements; a beam search has none",
+                    job.choices.len()
+                ));
+            }
+            Some(_) => check_tokens(&job.token_ids, self.context.vocab_size, self.context.max_seq_len)?,
+            None if job.choices.is_empty() => return Err(NO_CHOICE.to_owned()),
+            None => {}
         }
-        let [start] = job.choices.as_slice() else {
-            return Err(format!(
-                "choices has {} elements: this node runs one",
-                job.choices.len()
-            ));
-        };
-        let token_ids = [job.token_ids.as_slice(), start.generated.as_slice()].concat();
-        check_tokens(&token_ids, self.context.vocab_size, self.context.max_seq_len)?;
-        if job.source == KvSource::Handoff && !start.generated.is_empty() {
-            return Err(format!(
-                "choices: choice {} has {} generated tokens; with a handoff the first comes with the commit",
-                start.choice,
-                start.generated.len()
-            ));
+        for (index, start) in job.choices.iter().enumerate() {
+            self.check_choice(job, index, start)?;
         }
-        if job.source == KvSource::Handoff && job.stop.max_tokens < 2 {
+        if job.source == KvSource::Handoff && job.beam_width.is_none() && job.stop.max_tokens < 2 {
             return Err(format!(
                 "stop.max_tokens = {}: a handoff leaves at least one token to generate",
                 job.stop.max_tokens
@@ -95,10 +104,31 @@ impl DecodeRole {
         Ok(())
     }
 
+    fn check_choice(&self, job: &DecodeJob, index: usize, start: &ChoiceStart) -> Result<(), String> {
+        let token_ids = [job.token_ids.as_slice(), start.generated.as_slice()].concat();
+        check_tokens(&token_ids, self.context.vocab_size, self.context.max_seq_len)?;
+        if job.choices[..index].iter().any(|other| other.choice == start.choice) {
+            return Err(format!("choices: choice {} is named twice", start.choice));
+        }
+        if job.source == KvSource::Handoff && !start.generated.is_empty() {
+            return Err(format!(
+                "choices: choice {} has {} generated tokens; with a handoff the first comes with the commit",
+                start.choice,
+                start.generated.len()
+            ));
+        }
+        Ok(())
+    }
+
     async fn take_over(&self, job: DecodeJob, mut stream: JobStream) -> Result<(), JobGone> {
         let deadline = self.context.clock.now() + Duration::from_millis(job.handoff_deadline_ms);
         let growth = job.stop.max_tokens as usize;
-        let reserved = match self.context.engine.reserve(job.token_ids.len(), growth).await {
+        let choices = job.beam_width.map_or(job.choices.len(), |width| width as usize);
+        let reserved = self
+            .context
+            .engine
+            .reserve_choices(job.token_ids.len(), growth, choices);
+        let reserved = match reserved.await {
             Ok(reserved) => reserved,
             Err(error) => return refuse(error, stream).await,
         };
@@ -162,36 +192,57 @@ impl DecodeRole {
         reserved: ReservedBlocks,
         mut stream: JobStream,
     ) -> Result<(), JobGone> {
-        let (Some(start), &[first]) = (job.choices.first(), commit.first_tokens.as_slice()) else {
+        if commit.first_tokens.len() != job.choices.len() {
             let problem = format!(
-                "first_tokens has {} elements, not one for each choice",
-                commit.first_tokens.len()
-            );
-            return stream.fail(JobErrorKind::Invalid, problem).await;
-        };
-        let choice = start.choice;
-        if first >= self.context.vocab_size {
-            let problem = format!(
-                "first_token = {first} is not below the vocabulary size {}",
-                self.context.vocab_size
+                "first_tokens has {} elements for {} choices",
+                commit.first_tokens.len(),
+                job.choices.len()
             );
             return stream.fail(JobErrorKind::Invalid, problem).await;
         }
+        let vocab_size = self.context.vocab_size;
+        if let Some(first) = commit.first_tokens.iter().find(|first| **first >= vocab_size) {
+            let problem = format!("first_tokens has {first}, which is not below the vocabulary size {vocab_size}");
+            return stream.fail(JobErrorKind::Invalid, problem).await;
+        }
+        let engine = &self.context.engine;
         let prompt_len = job.token_ids.len();
-        let mut token_ids = job.token_ids.clone();
-        token_ids.push(first);
-        match self
-            .context
-            .engine
-            .commit(reserved, spec(&job, choice, token_ids), prompt_len)
-            .await
-        {
-            Ok(sequence) => {
+        if let Some(width) = job.beam_width {
+            // The candidates of the first position come from the prompt's last one, which is computed again.
+            let search = spec(&job, 0, job.token_ids.clone());
+            let committed = engine.commit_beams(reserved, search, prompt_len - 1, width as usize);
+            return match committed.await {
+                Ok(search) => {
+                    stream.send(&JobEvent::Committed).await?;
+                    answer_beams(search, stream).await
+                }
+                Err(error) => refuse(error, stream).await,
+            };
+        }
+        let (choices, specs): (Vec<u32>, Vec<SequenceSpec>) = self.started(&job, &commit).unzip();
+        if specs.is_empty() {
+            drop(reserved);
+            stream.send(&JobEvent::Committed).await?;
+            return stream.end(&JobEvent::Finished).await;
+        }
+        match engine.commit_choices(reserved, specs, prompt_len).await {
+            Ok(sequences) => {
                 stream.send(&JobEvent::Committed).await?;
-                generate(choice, sequence, stream).await
+                generate(Choices::new(choices, sequences), stream).await
             }
             Err(error) => refuse(error, stream).await,
         }
+    }
+
+    /// The choices that their first tokens do not end.
+    fn started(&self, job: &DecodeJob, commit: &PushCommit) -> impl Iterator<Item = (u32, SequenceSpec)> {
+        let room = job.token_ids.len() + 1 < self.context.max_seq_len;
+        let firsts = job.choices.iter().zip(&commit.first_tokens);
+        let living = firsts.filter(move |(_, first)| room && job.stop.finish(**first, 1).is_none());
+        living.map(|(start, first)| {
+            let token_ids = [job.token_ids.as_slice(), &[*first]].concat();
+            (start.choice, spec(job, start.choice, token_ids))
+        })
     }
 }
 
@@ -224,36 +275,103 @@ fn spec(job: &DecodeJob, choice: u32, token_ids: Vec<u32>) -> SequenceSpec {
         prompt_len: job.token_ids.len(),
         sampling: Arc::new(sampling),
         stop: job.stop.clone(),
-        prompt_logprobs: false,
+        prompt_logprobs: None,
         on_finish: OnFinish::Release,
-        first_only: false,
+        first_only: None,
         cache_key: 0,
     }
 }
 
-/// Sends token after token until the sequence ends or the coordinator has had enough.
-async fn generate(choice: u32, mut sequence: SequenceStream, mut stream: JobStream) -> Result<(), JobGone> {
-    loop {
-        let event = tokio::select! {
-            gone = stream.cancelled() => return Err(gone),
-            event = sequence.next() => event,
+/// The choices of a job that run.
+struct Choices {
+    sequences: SequenceGroup,
+    /// Their numbers, by the index of the sequence; `None` once one has ended.
+    numbers: Vec<Option<u32>>,
+}
+
+impl Choices {
+    fn new(numbers: Vec<u32>, sequences: SequenceGroup) -> Self {
+        Self {
+            sequences,
+            numbers: numbers.into_iter().map(Some).collect(),
+        }
+    }
+
+    fn all_ended(&self) -> bool {
+        self.numbers.iter().all(Option::is_none)
+    }
+
+    /// The coordinator wants no more of a choice. One that has ended, or that is not the job's, is nothing.
+    fn end(&mut self, choice: u32) {
+        if let Some(index) = self.numbers.iter().position(|number| *number == Some(choice)) {
+            self.numbers[index] = None;
+            self.sequences.cancel(index);
+        }
+    }
+
+    /// What an event of a sequence means to the coordinator; nothing, if the choice has ended before.
+    fn tell(&mut self, index: usize, event: SequenceEvent) -> Result<Option<JobEvent>, String> {
+        let Some(choice) = self.numbers.get(index).copied().flatten() else {
+            return Ok(None);
         };
         match event {
-            Some(SequenceEvent::Token(token)) => {
-                stream
-                    .send(&JobEvent::Token {
-                        choice,
-                        token: token.token,
-                        step: token.timing,
-                    })
-                    .await?;
+            SequenceEvent::Token(token) => {
                 if token.finish.is_some() {
-                    return stream.end(&JobEvent::Finished).await;
+                    self.numbers[index] = None;
                 }
+                Ok(Some(JobEvent::Token {
+                    choice,
+                    token: token.token,
+                    step: token.timing,
+                }))
             }
-            Some(SequenceEvent::Failed(problem)) => return stream.fail(JobErrorKind::Internal, problem).await,
-            None => return stream.fail(JobErrorKind::Draining, "the engine has stopped").await,
+            SequenceEvent::Failed(problem) => Err(problem),
+            other => Err(format!("choice {choice} has an event that no choice has: {other:?}")),
         }
+    }
+}
+
+/// Sends token after token until every choice has ended or the coordinator has had enough.
+async fn generate(mut choices: Choices, mut stream: JobStream) -> Result<(), JobGone> {
+    let (mut events, mut words) = (Vec::new(), Vec::new());
+    while !choices.all_ended() {
+        tokio::select! {
+            update = stream.update() => {
+                let JobUpdate::EndChoice { choice } = update?;
+                choices.end(choice);
+                continue;
+            }
+            () = choices.sequences.next_all(&mut events) => {}
+        }
+        if events.is_empty() {
+            return stream.fail(JobErrorKind::Draining, "the engine has stopped").await;
+        }
+        for (index, event) in events.drain(..) {
+            match choices.tell(index, event) {
+                Ok(word) => words.extend(word),
+                Err(problem) => return stream.fail(JobErrorKind::Internal, problem).await,
+            }
+        }
+        stream.send_all(&words).await?;
+        words.clear();
+    }
+    stream.end(&JobEvent::Finished).await
+}
+
+/// Waits for the answer of a beam search.
+async fn answer_beams(mut search: SequenceStream, mut stream: JobStream) -> Result<(), JobGone> {
+    let event = tokio::select! {
+        gone = stream.cancelled() => return Err(gone),
+        event = search.next() => event,
+    };
+    match event {
+        Some(SequenceEvent::Beams(beams)) => stream.end(&JobEvent::Beams(beams)).await,
+        Some(SequenceEvent::Failed(problem)) => stream.fail(JobErrorKind::Internal, problem).await,
+        Some(other) => {
+            let problem = format!("a beam search has an event that none has: {other:?}");
+            stream.fail(JobErrorKind::Internal, problem).await
+        }
+        None => stream.fail(JobErrorKind::Draining, "the engine has stopped").await,
     }
 }
 

@@ -16,6 +16,15 @@
 /// the price of being wrong is a preemption.
 pub(crate) const GROWTH_HORIZON_TOKENS: usize = 256;
 
+/// Sequences that begin with the same tokens and have the blocks of that beginning in common, as far as they have any.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Kin {
+    /// The same for all of them, and for nobody else.
+    pub(crate) family: u64,
+    /// Blocks of the common beginning, all full.
+    pub(crate) blocks: usize,
+}
+
 /// Somebody who owns blocks, or is about to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Holder {
@@ -27,6 +36,8 @@ pub(crate) struct Holder {
     pub(crate) growth: usize,
     /// Leaves after its growth; otherwise it stays for a time nobody knows.
     pub(crate) leaves: bool,
+    /// Whose blocks are among its own: they are counted once for all kin.
+    pub(crate) kin: Option<Kin>,
 }
 
 /// Reckons with everybody's growth. Keeps its buffer from one question to the next.
@@ -35,6 +46,8 @@ pub(crate) struct Forecast {
     block_tokens: usize,
     horizon: usize,
     holders: Vec<Holder>,
+    /// Families that have been met in a count.
+    met: Vec<u64>,
 }
 
 impl Forecast {
@@ -43,6 +56,7 @@ impl Forecast {
             block_tokens,
             horizon,
             holders: Vec::new(),
+            met: Vec::new(),
         }
     }
 
@@ -51,34 +65,42 @@ impl Forecast {
         self.holders.clear();
         self.holders.extend(holders);
         // Nobody leaves: cheap, and enough whenever the pool is not crowded.
-        let bound: usize = self
-            .holders
-            .iter()
-            .map(|holder| self.blocks_at(holder, holder.growth))
-            .sum();
+        let bound = self.sum(usize::MAX, |_| true);
         if bound <= total {
             return bound;
         }
         // Use only falls when somebody leaves, so it is highest in a step in which somebody has just reached its limit.
-        let last_steps = self
-            .holders
-            .iter()
-            .map(|holder| holder.growth)
-            .filter(|growth| *growth < self.horizon);
-        last_steps
-            .chain([self.horizon])
-            .map(|step| self.in_use(step))
-            .max()
-            .unwrap_or(0)
+        let mut peak = self.in_use(self.horizon);
+        for index in 0..self.holders.len() {
+            let last_step = self.holders[index].growth;
+            if last_step < self.horizon {
+                peak = peak.max(self.in_use(last_step));
+            }
+        }
+        peak
     }
 
     /// Blocks in use after `step` steps.
-    fn in_use(&self, step: usize) -> usize {
-        let present = self
-            .holders
-            .iter()
-            .filter(|holder| !holder.leaves || holder.growth >= step);
-        present.map(|holder| self.blocks_at(holder, step)).sum()
+    fn in_use(&mut self, step: usize) -> usize {
+        self.sum(step, |holder| !holder.leaves || holder.growth >= step)
+    }
+
+    /// Blocks of those who are `present`, after `step` steps; what kin have in common is counted once.
+    fn sum(&mut self, step: usize, present: impl Fn(&Holder) -> bool) -> usize {
+        let mut met = std::mem::take(&mut self.met);
+        met.clear();
+        let mut blocks = 0;
+        for holder in self.holders.iter().filter(|holder| present(holder)) {
+            blocks += self.blocks_at(holder, step);
+            let Some(kin) = holder.kin else { continue };
+            if met.contains(&kin.family) {
+                blocks -= kin.blocks;
+            } else {
+                met.push(kin.family);
+            }
+        }
+        self.met = met;
+        blocks
     }
 
     fn blocks_at(&self, holder: &Holder, step: usize) -> usize {
@@ -99,6 +121,7 @@ mod tests {
             tokens,
             growth,
             leaves: true,
+            kin: None,
         }
     }
 
@@ -121,8 +144,22 @@ mod tests {
             tokens: 0,
             growth: 0,
             leaves: false,
+            kin: None,
         };
         assert_eq!(peak(100, &[held, holder(4, 8)]), 2 + 3);
+    }
+
+    #[test]
+    fn what_kin_share_is_counted_once() {
+        let kin = |tokens, growth, family| Holder {
+            kin: Some(Kin { family, blocks: 2 }),
+            ..holder(tokens, growth)
+        };
+        // Two shared blocks, and for each of three the partial one and what it grows into.
+        assert_eq!(peak(100, &[kin(9, 6, 7), kin(9, 6, 7), kin(9, 6, 7)]), 2 + 3 * 2);
+        assert_eq!(peak(100, &[kin(9, 6, 7), kin(9, 6, 8)]), 2 * (2 + 2));
+        // The last one to go takes the shared ones along.
+        assert_eq!(peak(100, &[kin(9, 1, 7), kin(9, 14, 7), holder(4, 14)]), 2 + 4 + 5);
     }
 
     #[test]
@@ -142,7 +179,7 @@ mod tests {
         ) {
             let holders: Vec<Holder> = raw
                 .iter()
-                .map(|&(blocks, tokens, growth, leaves)| Holder { blocks, tokens, growth, leaves })
+                .map(|&(blocks, tokens, growth, leaves)| Holder { blocks, tokens, growth, leaves, kin: None })
                 .collect();
             let walk = (0..=horizon).map(|step| {
                 let present = holders.iter().filter(|h| !h.leaves || h.growth >= step);

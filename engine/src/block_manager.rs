@@ -11,7 +11,8 @@ use crate::prefix_cache::{ChainHash, Found, PrefixCache, Wanted};
 #[derive(Debug, Default)]
 pub(crate) struct BlockTable {
     blocks: Vec<BlockId>,
-    /// How many of the first blocks are indexed in the prefix cache. The others are nobody else's.
+    /// How many of the first blocks are indexed in the prefix cache. The others are its own, or those of the tables that
+    /// were forked from it and from which it was forked ([`BlockManager::fork`]).
     indexed: usize,
     /// Name of the last indexed block; 0 if there is none.
     name: ChainHash,
@@ -173,16 +174,54 @@ impl BlockManager {
             let own = table.blocks[table.indexed];
             match cache.find(name, &wanted) {
                 Found::Nothing => cache.insert(own, name, &wanted),
+                // A table that was forked from this one came first.
+                Found::Block(other) if other == own => {}
                 Found::Block(other) if adopt => {
                     refer(&mut self.ref_counts, cache, other);
                     table.blocks[table.indexed] = other;
-                    self.ref_counts[own.0 as usize] -= 1;
-                    self.free.push(own);
+                    let count = &mut self.ref_counts[own.0 as usize];
+                    *count -= 1;
+                    if *count == 0 {
+                        self.free.push(own);
+                    }
                 }
                 Found::Block(_) | Found::Collision => return,
             }
             (table.indexed, table.name) = (table.indexed + 1, name);
         }
+    }
+
+    /// A table of the first `count` blocks of `table`, which both name from now on. Neither may write one of them: see
+    /// [`BlockManager::own_copy`].
+    pub(crate) fn fork(&mut self, table: &BlockTable, count: usize) -> BlockTable {
+        let blocks = table.blocks[..count].to_vec();
+        for block in &blocks {
+            self.ref_counts[block.0 as usize] += 1;
+        }
+        let indexed = table.indexed.min(count);
+        let last = indexed.checked_sub(1).map(|last| blocks[last]);
+        let name = last.and_then(|last| Some(self.cache.as_ref()?.name_of(last)));
+        BlockTable {
+            blocks,
+            indexed,
+            name: name.unwrap_or(0),
+            spoilt: false,
+        }
+    }
+
+    /// Whether other tables name a block too.
+    pub(crate) fn is_shared(&self, block: BlockId) -> bool {
+        self.ref_counts[block.0 as usize] > 1
+    }
+
+    /// Puts a new block in the place `index` of a table, where it has a shared one, and returns both: the bytes of `from`
+    /// are to be copied.
+    pub(crate) fn own_copy(&mut self, table: &mut BlockTable, index: usize) -> Result<(BlockId, BlockId), NoBlocks> {
+        self.grow(table, 1)?;
+        let to = table.blocks.swap_remove(index);
+        let (from, to) = (to, table.blocks[index]);
+        self.ref_counts[from.0 as usize] -= 1;
+        Ok((from, to))
     }
 
     /// Gives back the references of a table. Blocks without any are cached if they are indexed, else free. Those of a
@@ -218,8 +257,9 @@ impl BlockManager {
         problems: &mut Vec<String>,
     ) {
         let mut unexplained: Vec<i64> = self.ref_counts.iter().map(|&count| i64::from(count)).collect();
+        let mut places = vec![None; self.total()];
         for table in tables {
-            self.audit_table(table, problems);
+            self.audit_table(table, &mut places, problems);
             for block in &table.blocks {
                 unexplained[block.0 as usize] -= 1;
             }
@@ -239,12 +279,20 @@ impl BlockManager {
         }
     }
 
-    /// The indexed blocks of a table are its first ones, the others are its own.
-    fn audit_table(&self, table: &BlockTable, problems: &mut Vec<String>) {
+    /// The indexed blocks of a table are its first ones. A forked one may not know yet that another has indexed its block.
+    /// Who shares a block has it in the same place.
+    fn audit_table(&self, table: &BlockTable, places: &mut [Option<usize>], problems: &mut Vec<String>) {
         for (place, block) in table.blocks.iter().enumerate() {
+            let elsewhere = places[block.0 as usize].replace(place);
+            if elsewhere.is_some_and(|elsewhere| elsewhere != place) {
+                problems.push(format!(
+                    "block {} is number {place} of a table, and another number of another one",
+                    block.0
+                ));
+            }
             let indexed = self.cache.as_ref().is_some_and(|cache| cache.is_indexed(*block));
             let references = self.ref_counts[block.0 as usize];
-            if indexed != (place < table.indexed) || (!indexed && references > 1) {
+            if indexed != (place < table.indexed) && !(indexed && references > 1) {
                 problems.push(format!(
                     "block {} is number {place} of a table with {} indexed blocks; indexed is {indexed}, with \
                      {references} references",

@@ -3,18 +3,23 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+mod advance;
+mod audit;
+mod beams;
+mod enter;
+
 use crate::admission::{GROWTH_HORIZON_TOKENS, Holder};
 use crate::block_manager::{BlockManager, BlockTable};
+use crate::engine::beams::BeamSearch;
 pub use crate::error::{AddError, StepError};
 use crate::event::EngineEvent;
 use crate::limits::{EngineLimits, LimitsError};
 use crate::output::check_output;
 use crate::plan::{BlockId, SequenceId, StepOutput, StepPlan};
-use crate::reservation::{CommitError, Reservation, Reservations, ReserveError};
+use crate::reservation::{Reservation, Reservations};
 use crate::runner::{LayerObserver, Runner};
 use crate::scheduler::{Pass, Scheduler};
-use crate::sequence::{OnFinish, Sequence, SequenceSpec};
-use crate::stats::{AuditError, EngineStats, StepStats};
+use crate::stats::{EngineStats, StepStats};
 use crate::step_time::Work;
 
 /// Most sequences that wait. Far beyond what a node should be given at once: the queue belongs to whoever hands out work.
@@ -37,6 +42,8 @@ pub struct Engine {
     scheduler: Scheduler,
     reservations: Reservations,
     held: BTreeMap<SequenceId, Held>,
+    /// Beam searches, by the id of their first member.
+    beams: BTreeMap<SequenceId, BeamSearch>,
     plan: StepPlan,
     /// `plan` is given out and not applied.
     in_flight: bool,
@@ -67,6 +74,7 @@ impl Engine {
             scheduler: Scheduler::new(limits, horizon),
             reservations: Reservations::default(),
             held: BTreeMap::new(),
+            beams: BTreeMap::new(),
             plan: StepPlan::default(),
             in_flight: false,
             limbo: Vec::new(),
@@ -84,63 +92,6 @@ impl Engine {
         &self.limits
     }
 
-    /// Takes in a sequence of which nothing is computed. It waits; blocks are taken as its rows are planned.
-    pub fn add(&mut self, spec: SequenceSpec) -> Result<SequenceId, AddError> {
-        spec.validate(&self.limits)?;
-        let waiting = self.scheduler.num_waiting();
-        if waiting >= MAX_WAITING {
-            return Err(AddError::Full {
-                waiting,
-                limit: MAX_WAITING,
-            });
-        }
-        let id = self.new_id();
-        self.scheduler
-            .wait(Sequence::new(id, spec, BlockTable::default(), 0, &self.limits));
-        Ok(id)
-    }
-
-    /// Takes all blocks for `tokens` tokens now. `growth` is the most tokens the sequence may add afterwards (its
-    /// `max_tokens`): a reservation is refused if the pool could run dry over it. The policy is in `admission`.
-    pub fn reserve(&mut self, tokens: usize, growth: usize) -> Result<Reservation, ReserveError> {
-        let limit = self.limits.max_seq_len - 1;
-        if tokens == 0 {
-            return Err(ReserveError::Empty);
-        }
-        if tokens > limit {
-            return Err(ReserveError::TooLong { tokens, limit });
-        }
-        let in_use = self.scheduler.num_running() + self.scheduler.num_waiting() + self.reservations.len();
-        if in_use >= self.limits.max_num_seqs {
-            return Err(ReserveError::NoSlots {
-                in_use,
-                limit: self.limits.max_num_seqs,
-            });
-        }
-        // The last token needs no KV.
-        let growth = growth.min(self.limits.max_seq_len - tokens).saturating_sub(1);
-        let needed = self.limits.blocks_for(tokens);
-        let (free, total) = (self.blocks.available(), self.blocks.total());
-        self.collect_others();
-        let newcomer = Holder {
-            blocks: needed,
-            tokens,
-            growth,
-            leaves: false,
-        };
-        let peak = self.scheduler.peak_with(newcomer, &self.others, total);
-        let mut table = BlockTable::default();
-        if peak > total || self.blocks.grow(&mut table, needed).is_err() {
-            return Err(ReserveError::NoBlocks {
-                needed,
-                free,
-                peak,
-                total,
-            });
-        }
-        Ok(self.reservations.issue(table, tokens, growth))
-    }
-
     /// Gives reserved blocks back. Whoever wrote into them must have stopped. False, and nothing happens, if the
     /// reservation is another engine's.
     pub fn release_reservation(&mut self, reservation: Reservation) -> bool {
@@ -151,48 +102,11 @@ impl Engine {
         true
     }
 
-    /// Makes a sequence of a reservation whose blocks hold the KV of the first `num_computed` tokens of `spec`. It joins
-    /// the batch with the next plan. On an error the blocks are released.
-    pub fn commit(
-        &mut self,
-        reservation: Reservation,
-        spec: SequenceSpec,
-        num_computed: usize,
-    ) -> Result<SequenceId, CommitError> {
-        let reserved = reservation.tokens();
-        let Some(table) = self.reservations.redeem(reservation) else {
-            return Err(CommitError::Unknown);
-        };
-        if let Err(error) = self.check_commit(&spec, num_computed, reserved) {
-            self.blocks.release(table);
-            return Err(error);
-        }
-        let id = self.new_id();
-        let mut sequence = Sequence::new(id, spec, table, num_computed, &self.limits);
-        sequence.cached_tokens = Some(0);
-        sequence.publish(&mut self.blocks, true);
-        self.scheduler.wait(sequence);
-        Ok(id)
-    }
-
-    fn check_commit(&self, spec: &SequenceSpec, num_computed: usize, reserved: usize) -> Result<(), CommitError> {
-        spec.validate(&self.limits)?;
-        let limit = reserved.min(spec.token_ids.len() - 1);
-        if num_computed == 0 || num_computed > limit {
-            return Err(CommitError::NumComputed {
-                num_computed,
-                limit,
-                reserved,
-            });
-        }
-        if spec.prompt_logprobs {
-            return Err(CommitError::PromptLogprobs);
-        }
-        Ok(())
-    }
-
-    /// Ends a sequence in whatever state it is, held included. False if there is none of that id (any more).
+    /// Ends a sequence in whatever state it is, held included, or a beam search. False if there is none of that id (any more).
     pub fn cancel(&mut self, id: SequenceId) -> bool {
+        if self.end_beams(id, &|table| table) {
+            return true;
+        }
         match self.scheduler.remove(id) {
             Some(sequence) => {
                 self.preempted.retain(|preempted| *preempted != id);
@@ -239,15 +153,20 @@ impl Engine {
     /// is in flight this is its plan again.
     pub fn plan(&mut self) -> Option<&StepPlan> {
         if !self.in_flight {
-            self.collect_others();
-            self.scheduler.schedule(&mut Pass {
-                pool: &mut self.blocks,
-                others: &self.others,
-                plan: &mut self.plan,
-                preempted: &mut self.preempted,
-            });
-            if self.plan.sequences.is_empty() {
-                return None;
+            loop {
+                self.collect_others();
+                self.scheduler.schedule(&mut Pass {
+                    pool: &mut self.blocks,
+                    others: &self.others,
+                    plan: &mut self.plan,
+                    preempted: &mut self.preempted,
+                });
+                if !self.plan.sequences.is_empty() {
+                    break;
+                }
+                if !self.scheduler.strip_parked(&mut self.blocks, &mut self.preempted) {
+                    return None;
+                }
             }
             self.in_flight = true;
             self.plan.step += 1;
@@ -303,7 +222,7 @@ impl Engine {
         self.report_preempted(events);
         let plan = std::mem::take(&mut self.plan);
         for planned in &plan.sequences {
-            self.fail(planned.id, message, events, |table| table);
+            self.fail(planned, message, events, |table| table);
         }
         self.plan = plan;
         self.end_step();
@@ -350,37 +269,6 @@ impl Engine {
         }
     }
 
-    /// Audits the books: every block is free, or in exactly the tables that are counted for it; no sequence claims more
-    /// KV than its blocks hold; no reservation was dropped. Costs time in proportion to the pool.
-    pub fn check_invariants(&self) -> Result<(), AuditError> {
-        let mut problems = Vec::new();
-        let sequences = self.scheduler.sequences().map(|sequence| &sequence.table);
-        let tables = sequences
-            .chain(self.held.values().map(|held| &held.table))
-            .chain(&self.limbo);
-        self.blocks.audit(tables, self.reservations.blocks(), &mut problems);
-        self.reservations.audit(&mut problems);
-        for sequence in self.scheduler.sequences() {
-            let (room, computed) = (sequence.table.len() * self.limits.block_tokens, sequence.num_computed);
-            if computed > room || computed >= sequence.token_ids().len() {
-                problems.push(format!(
-                    "sequence {} has {computed} of {} tokens computed, with room for {room}",
-                    sequence.id.0,
-                    sequence.token_ids().len()
-                ));
-            }
-        }
-        self.scheduler.audit(&mut problems);
-        if !self.in_flight && !self.limbo.is_empty() {
-            problems.push(format!("{} tables wait for a step that is over", self.limbo.len()));
-        }
-        if problems.is_empty() {
-            Ok(())
-        } else {
-            Err(AuditError { problems })
-        }
-    }
-
     fn new_id(&mut self) -> SequenceId {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
@@ -413,87 +301,12 @@ impl Engine {
             tokens: 0,
             growth: 0,
             leaves: false,
+            kin: None,
         }));
+        self.collect_beams();
     }
 
     fn report_preempted(&mut self, events: &mut Vec<EngineEvent>) {
         events.extend(self.preempted.drain(..).map(|id| EngineEvent::Preempted { id }));
-    }
-
-    fn advance(&mut self, plan: &StepPlan, output: &StepOutput, events: &mut Vec<EngineEvent>) {
-        let mut sampled = output.sampled.iter();
-        let mut logprobs = output.prompt_logprobs.iter();
-        let mut failed = output.failed.iter().peekable();
-        for planned in &plan.sequences {
-            if let Some((id, reason)) = failed.next_if(|(id, _)| *id == planned.id) {
-                // What spoilt it would spoil others.
-                self.fail(*id, reason, events, BlockTable::spoilt);
-                continue;
-            }
-            let new_logprobs = if planned.targets.len > 0 { logprobs.next() } else { None };
-            let token = planned.sample.as_ref().and_then(|_| sampled.next());
-            let Some(sequence) = self.scheduler.running_mut(planned.id) else {
-                continue;
-            };
-            sequence.advance(
-                planned.rows.len as usize,
-                new_logprobs.map_or(&[], |(_, values)| values),
-            );
-            let Some((id, token)) = token else {
-                sequence.publish(&mut self.blocks, true);
-                continue;
-            };
-            let accepted = sequence.accept(token);
-            // Whoever reads the blocks of an ended sequence knows them by the table of its last step.
-            sequence.publish(&mut self.blocks, !accepted.ended);
-            events.push(EngineEvent::Token {
-                id: *id,
-                token: token.clone(),
-                batch_size: plan.sequences.len() as u32,
-                cached_tokens: sequence.cached_tokens.unwrap_or(0) as u32,
-                prompt_logprobs: accepted.prompt_logprobs,
-                finish: accepted.finish,
-            });
-            if accepted.ended {
-                self.end(*id);
-            }
-        }
-    }
-
-    /// A sequence of the step in flight came to nothing; its blocks go `with` what that means for them.
-    fn fail(
-        &mut self,
-        id: SequenceId,
-        message: &str,
-        events: &mut Vec<EngineEvent>,
-        with: impl FnOnce(BlockTable) -> BlockTable,
-    ) {
-        // Those cancelled meanwhile have no owner who waits for an event.
-        if let Some(sequence) = self.scheduler.remove(id) {
-            self.limbo.push(with(sequence.table));
-            events.push(EngineEvent::Failed {
-                id,
-                message: message.to_owned(),
-            });
-        }
-    }
-
-    /// A sequence has ended by itself.
-    fn end(&mut self, id: SequenceId) {
-        let Some(sequence) = self.scheduler.remove(id) else {
-            return;
-        };
-        match sequence.on_finish() {
-            OnFinish::Release => self.free(sequence.table),
-            OnFinish::Hold => {
-                self.held.insert(
-                    id,
-                    Held {
-                        num_computed: sequence.num_computed,
-                        table: sequence.table,
-                    },
-                );
-            }
-        }
     }
 }

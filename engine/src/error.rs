@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use crate::beam::BeamError;
 use crate::runner::RunnerError;
 use crate::sequence::SpecError;
 
@@ -11,6 +12,12 @@ pub enum AddError {
     /// The sequence is impossible on this engine.
     #[error(transparent)]
     Spec(#[from] SpecError),
+    /// The beam search is impossible on this engine.
+    #[error(transparent)]
+    Beam(#[from] BeamError),
+    /// Log-probabilities of a prompt that several sequences share.
+    #[error("prompt_logprobs is set for one of several sequences; at most a single one may ask for them")]
+    PromptLogprobs,
     /// Too many wait already.
     #[error("{waiting} sequences are waiting; at most {limit} may")]
     Full {

@@ -1,7 +1,8 @@
 //! What a step did to the sequences.
 
-use protocol::sampling::{FinishReason, SampledToken};
+use protocol::sampling::{FinishReason, PromptLogprob, SampledToken};
 
+use crate::beam::Hypothesis;
 use crate::plan::SequenceId;
 
 /// Something the owner of a sequence must know. `apply` and `fail_step` deliver events; those of one sequence are in
@@ -18,12 +19,40 @@ pub enum EngineEvent {
         batch_size: u32,
         /// Tokens of the sequence whose KV came from the prefix cache when it started here.
         cached_tokens: u32,
-        /// With the first token sampled here, if asked for: log-probability (nats) of every prompt token from the second
-        /// on, `prompt_len - 1` values.
-        prompt_logprobs: Option<Vec<f32>>,
+        /// With the first token sampled here, if asked for: what the model says of every prompt token from the second on,
+        /// `prompt_len - 1` values.
+        prompt_logprobs: Option<Vec<PromptLogprob>>,
         /// Why the sequence ends with this token, if it does by its stop rules or its length. A sequence with
         /// `SequenceSpec::first_only` has ended in any case.
         finish: Option<FinishReason>,
+        /// The first tokens of the further choices, if `SequenceSpec::first_only` asks for several, and why each of them
+        /// would end.
+        others: Vec<(SampledToken, Option<FinishReason>)>,
+    },
+    /// A sequence that asked for no token is computed, and has ended.
+    Computed {
+        /// The sequence.
+        id: SequenceId,
+        /// Sequences in the step's batch.
+        batch_size: u32,
+        /// As with [`EngineEvent::Token`].
+        cached_tokens: u32,
+        /// As with [`EngineEvent::Token`].
+        prompt_logprobs: Option<Vec<PromptLogprob>>,
+    },
+    /// A beam search has one more position.
+    BeamStep {
+        /// The beam search.
+        id: SequenceId,
+        /// Sequences in the step's batch.
+        batch_size: u32,
+    },
+    /// A beam search has ended.
+    Beams {
+        /// The beam search.
+        id: SequenceId,
+        /// Best first; at least one.
+        beams: Vec<Hypothesis>,
     },
     /// The sequence's step failed; the sequence has ended and its blocks are free, also with `OnFinish::Hold`.
     Failed {

@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use protocol::sampling::{FinishReason, SampledToken, SamplingParams, StopRules};
+use protocol::sampling::{FinishReason, PromptLogprob, SampledToken, SamplingParams, StopRules};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::plan::{BlockId, PlannedSequence, SampleSpec, SequenceId, Span, StepOutput, StepPlan};
+use crate::plan::{BlockCopy, BlockId, PlannedSequence, SampleSpec, SequenceId, Span, StepOutput, StepPlan, Wanted};
 use crate::runner::{LayerObserver, Runner, RunnerError};
 
 /// Layers that the fake model claims to have.
@@ -61,11 +61,37 @@ impl ScriptedModel {
         }
     }
 
-    /// Log-probability of every token of `prompt` from the second on.
-    pub fn prompt_logprobs(&self, prompt: &[u32]) -> Vec<f32> {
+    /// The `count` most probable tokens after `tokens` with their log-probabilities, best first, equals by their id: coarse
+    /// values, so that sums are exact and equals are common.
+    pub fn candidates(&self, tokens: &[u32], count: usize) -> Vec<(u32, f32)> {
+        let before = hash_of(tokens);
+        let value = |token: u32| {
+            let mut hash = before.clone();
+            hash.update(&token.to_le_bytes());
+            hash.update(b"candidate");
+            (token, -((hash.digest() % 24) as f32) / 4.0)
+        };
+        let mut all: Vec<(u32, f32)> = (0..self.vocab_size).map(value).collect();
+        all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        all.truncate(count);
+        all
+    }
+
+    /// What it thinks of every token of `prompt` from the second on, with so many alternatives.
+    pub fn prompt_logprobs(&self, prompt: &[u32], alternatives: u8) -> Vec<PromptLogprob> {
         (1..prompt.len())
-            .map(|end| target_logprob(&prompt[..end], prompt[end]))
+            .map(|end| self.target(&prompt[..end], prompt[end], alternatives))
             .collect()
+    }
+
+    fn target(&self, before: &[u32], target: u32, alternatives: u8) -> PromptLogprob {
+        PromptLogprob {
+            logprob: target_logprob(before, target),
+            top: match alternatives {
+                0 => Vec::new(),
+                some => self.candidates(before, usize::from(some)),
+            },
+        }
     }
 
     /// What an engine that is never disturbed generates after `tokens`, whose first `prompt_len` are the prompt, and why
@@ -169,6 +195,15 @@ impl ScriptedRunner {
             .collect()
     }
 
+    /// Copies a block: what is needed of it was written, and the rest is lost.
+    fn copy(&mut self, copy: &BlockCopy) -> Result<(), RunnerError> {
+        let (from, to) = ([copy.from], [copy.to]);
+        let tokens = self.read_kv(&from, copy.tokens as usize)?;
+        let start = self.slot(&to, 0)?;
+        self.slots[start..start + self.block_tokens].fill(EMPTY);
+        self.write_kv(&to, &tokens)
+    }
+
     fn slot(&self, blocks: &[BlockId], position: usize) -> Result<usize, RunnerError> {
         let Some(block) = blocks.get(position / self.block_tokens) else {
             return Err(invalid(format!(
@@ -216,6 +251,14 @@ impl ScriptedRunner {
                 plan.token_ids.len()
             )));
         }
+        for copy in &plan.copies {
+            if uses.get(&copy.to) != Some(&(1, true)) || copy.from == copy.to {
+                return Err(invalid(format!(
+                    "block {} is copied to block {}, which no sequence writes alone",
+                    copy.from.0, copy.to.0
+                )));
+            }
+        }
         match uses.iter().find(|(_, (places, written))| *written && *places > 1) {
             Some((block, _)) => Err(invalid(format!("block {} is written and in two places", block.0))),
             None => Ok(()),
@@ -243,15 +286,27 @@ impl ScriptedRunner {
         if !targets.is_empty() {
             let values = targets.iter().enumerate();
             let values = values
-                .map(|(row, target)| target_logprob(&tokens[..start + row + 1], *target))
+                .map(|(row, target)| {
+                    let before = &tokens[..start + row + 1];
+                    self.model.target(before, *target, planned.target_alternatives)
+                })
                 .collect();
             output.prompt_logprobs.push((planned.id, values));
         }
         if let Some(sample) = &planned.sample {
             let prompt_len = check_sample(plan, sample, &tokens)?;
-            output
-                .sampled
-                .push((planned.id, self.model.next_token(&tokens, prompt_len, &sample.params)));
+            match sample.wanted {
+                Wanted::Tokens(count) => output.sampled.extend((0..count).map(|choice| {
+                    let params = SamplingParams {
+                        choice: sample.params.choice + choice,
+                        ..(*sample.params).clone()
+                    };
+                    (planned.id, self.model.next_token(&tokens, prompt_len, &params))
+                })),
+                Wanted::Candidates(count) => output
+                    .candidates
+                    .push((planned.id, self.model.candidates(&tokens, count as usize))),
+            }
         }
         Ok(())
     }
@@ -269,6 +324,9 @@ impl Runner for ScriptedRunner {
             return Err(RunnerError::Failed(message));
         }
         self.check_ownership(plan)?;
+        for copy in &plan.copies {
+            self.copy(copy)?;
+        }
         let broken = self.break_next.take();
         for planned in &plan.sequences {
             self.compute(plan, planned, output)?;
@@ -336,6 +394,7 @@ mod tests {
     /// The last of five tokens, the first four of which are in block 3.
     fn plan() -> StepPlan {
         let sample = SampleSpec {
+            wanted: Wanted::Tokens(1),
             params: Arc::new(SamplingParams::greedy()),
             output_position: 1,
             history: Span::default(),
@@ -343,11 +402,13 @@ mod tests {
         };
         let planned = PlannedSequence {
             id: SequenceId(0),
+            owner: SequenceId(0),
             rows: span(0, 1),
             start_position: 4,
             blocks: span(0, 2),
             sample: Some(sample),
             targets: Span::default(),
+            target_alternatives: 0,
         };
         StepPlan {
             step: 1,

@@ -12,11 +12,14 @@
 //!    a prompt in chunks, a running sequence by one row, both in one batch.
 //! 4. Whenever the counter meets the number of tokens, one token is sampled and appended: an [`event::EngineEvent`].
 //! 5. If the pool runs dry, the youngest loses its blocks and goes back to 2. Nothing else about it changes, and sampling is a function of its tokens alone, so its further tokens are the same.
-//! 6. It ends by its stop rules, by the longest length, by a failed step or by [`engine::Engine::cancel`]. Its blocks
+//! 6. Sequences of one prompt may share its blocks (`Engine::commit_choices`, `Engine::add_choices`, and the members of a
+//!    [`beam`] search). A shared block is not written: who is going to gets a copy first, which the plan names.
+//! 7. It ends by its stop rules, by the longest length, by a failed step or by [`engine::Engine::cancel`]. Its blocks
 //!    are let go at once, or after `release_held` if someone still has to read them. Full ones stay cached until others
 //!    need the room.
 
 mod admission;
+pub mod beam;
 mod block_manager;
 mod budget;
 pub mod engine;

@@ -1,27 +1,13 @@
 //! Whether what a runner returned is an answer to its plan.
 
-use crate::plan::{PlannedSequence, SequenceId, StepOutput, StepPlan};
+use crate::plan::{PlannedSequence, SequenceId, StepOutput, StepPlan, Wanted};
 
 /// Whether `output` answers `plan`, entry by entry.
 pub(crate) fn check_output(plan: &StepPlan, output: &StepOutput) -> Result<(), String> {
     check_failed(plan, output)?;
     let living = || surviving(plan, output);
-    let samples = living().filter_map(|planned| Some((planned.id, planned.sample.as_ref()?)));
-    let expected = samples.clone().count();
-    if output.sampled.len() != expected {
-        return Err(format!(
-            "{} tokens were sampled instead of {expected}",
-            output.sampled.len()
-        ));
-    }
-    for ((id, sample), (got, token)) in samples.zip(&output.sampled) {
-        if (*got, token.position) != (id, sample.output_position) {
-            return Err(format!(
-                "sequence {} has a token at position {}; expected: sequence {} at position {}",
-                got.0, token.position, id.0, sample.output_position
-            ));
-        }
-    }
+    check_sampled(living(), output)?;
+    check_candidates(living(), output)?;
     let targets = living().filter(|planned| planned.targets.len > 0);
     let expected = targets.clone().count();
     if output.prompt_logprobs.len() != expected {
@@ -42,6 +28,60 @@ pub(crate) fn check_output(plan: &StepPlan, output: &StepOutput) -> Result<(), S
         }
     }
     Ok(())
+}
+
+fn check_sampled<'a>(
+    living: impl Iterator<Item = &'a PlannedSequence> + Clone,
+    output: &StepOutput,
+) -> Result<(), String> {
+    let expected = living.flat_map(|planned| {
+        let sample = planned.sample.as_ref();
+        let draws = sample.map_or(0, |sample| match sample.wanted {
+            Wanted::Tokens(count) => count,
+            Wanted::Candidates(_) => 0,
+        });
+        let position = sample.map_or(0, |sample| sample.output_position);
+        std::iter::repeat_n((planned.id, position), draws as usize)
+    });
+    let number = expected.clone().count();
+    if output.sampled.len() != number {
+        return Err(format!(
+            "{} tokens were sampled instead of {number}",
+            output.sampled.len()
+        ));
+    }
+    for ((id, position), (got, token)) in expected.zip(&output.sampled) {
+        if (*got, token.position) != (id, position) {
+            return Err(format!(
+                "sequence {} has a token at position {}; expected: sequence {} at position {position}",
+                got.0, token.position, id.0
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn check_candidates<'a>(
+    living: impl Iterator<Item = &'a PlannedSequence> + Clone,
+    output: &StepOutput,
+) -> Result<(), String> {
+    let wants = |planned: &&PlannedSequence| {
+        let sample = planned.sample.as_ref();
+        sample.is_some_and(|sample| matches!(sample.wanted, Wanted::Candidates(_)))
+    };
+    let expected = living.filter(wants).map(|planned| planned.id);
+    let got = output.candidates.iter().map(|(id, _)| *id);
+    if !expected.clone().eq(got) {
+        return Err(format!(
+            "{} sequences have candidates instead of {}, or others than were planned",
+            output.candidates.len(),
+            expected.count()
+        ));
+    }
+    match output.candidates.iter().find(|(_, list)| list.is_empty()) {
+        Some((id, _)) => Err(format!("sequence {} has no candidates", id.0)),
+        None => Ok(()),
+    }
 }
 
 /// The planned sequences that have not failed, if the failed ones are planned ones in the plan's order.

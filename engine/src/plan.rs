@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use protocol::sampling::{SampledToken, SamplingParams};
+use protocol::sampling::{PromptLogprob, SampledToken, SamplingParams};
 
 /// A KV block of the local pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -34,6 +34,8 @@ impl Span {
 pub struct StepPlan {
     /// Number of the step, from 1.
     pub step: u64,
+    /// Copies of blocks, to be made in this order before any row is computed.
+    pub copies: Vec<BlockCopy>,
     /// Input token of every row.
     pub token_ids: Vec<u32>,
     /// The sequences, each with its spans into the arrays here.
@@ -46,26 +48,52 @@ pub struct StepPlan {
     pub targets: Vec<u32>,
 }
 
+/// A block that a sequence shared and is going to write: from this step on it has one of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockCopy {
+    /// The shared block.
+    pub from: BlockId,
+    /// The sequence's own: rows of this step go into it.
+    pub to: BlockId,
+    /// How many tokens of it, from its beginning, are needed; what follows them may be anything.
+    pub tokens: u32,
+}
+
 /// The rows of one sequence in a step.
 #[derive(Clone, Debug)]
 pub struct PlannedSequence {
     /// The sequence.
     pub id: SequenceId,
+    /// Under whose name its events come: its own, or that of the beam search it belongs to.
+    pub owner: SequenceId,
     /// Its rows, in `StepPlan::token_ids`. Row i has position `start_position + i`.
     pub rows: Span,
     /// Position of the first row: the number of tokens whose KV is already in the blocks.
     pub start_position: u32,
     /// Its block table, in `StepPlan::block_ids`: covers at least the positions `0..start_position + rows.len`.
     pub blocks: Span,
-    /// Sample one token from the last row's logits.
+    /// What is taken from the last row's logits.
     pub sample: Option<SampleSpec>,
     /// For the first `targets.len` rows: report the log-probability of `StepPlan::targets[targets][i]` after row i.
     pub targets: Span,
+    /// And that many of the most probable tokens in each target's place.
+    pub target_alternatives: u8,
+}
+
+/// What is taken from a row of logits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// So many sampled tokens, at least 1: choice `SamplingParams::choice` draws the first, the choices after it the others.
+    Tokens(u32),
+    /// So many of the most probable tokens of the unmodified distribution (all, if there are fewer), best first.
+    Candidates(u32),
 }
 
 /// How a token is sampled.
 #[derive(Clone, Debug)]
 pub struct SampleSpec {
+    /// What is taken.
+    pub wanted: Wanted,
     /// Parameters of the request.
     pub params: Arc<SamplingParams>,
     /// 0-based index of the new token among the generated ones: the third argument of the random function.
@@ -79,11 +107,15 @@ pub struct SampleSpec {
 /// What came out of a step.
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
-    /// One token for each planned sequence with `sample` that has not failed, in the plan's order.
+    /// The tokens of each planned sequence with [`Wanted::Tokens`] that has not failed, in the order of the choices and of
+    /// the plan.
     pub sampled: Vec<(SequenceId, SampledToken)>,
-    /// Log-probabilities of targets (raw model distribution, nats), for each planned sequence that has some and has not
-    /// failed, in the plan's order.
-    pub prompt_logprobs: Vec<(SequenceId, Vec<f32>)>,
+    /// The most probable tokens and their log-probabilities (nats), best first and equals by their id, for each planned
+    /// sequence with [`Wanted::Candidates`] that has not failed, in the plan's order.
+    pub candidates: Vec<(SequenceId, Vec<(u32, f32)>)>,
+    /// What the unmodified model distribution says of targets, for each planned sequence that has some and has not failed,
+    /// in the plan's order.
+    pub prompt_logprobs: Vec<(SequenceId, Vec<PromptLogprob>)>,
     /// Planned sequences that came to nothing, and why in one line, in the plan's order. The others are not concerned.
     pub failed: Vec<(SequenceId, String)>,
 }
@@ -93,17 +125,20 @@ impl StepOutput {
     pub fn clear(&mut self) {
         let Self {
             sampled,
+            candidates,
             prompt_logprobs,
             failed,
         } = self;
         sampled.clear();
+        candidates.clear();
         prompt_logprobs.clear();
         failed.clear();
     }
 
     /// Notes that the sequence `id` came to nothing and takes back what it had. To be called in the plan's order.
     pub fn fail(&mut self, id: SequenceId, reason: String) {
-        self.sampled.pop_if(|(of, _)| *of == id);
+        while self.sampled.pop_if(|(of, _)| *of == id).is_some() {}
+        self.candidates.pop_if(|(of, _)| *of == id);
         self.prompt_logprobs.pop_if(|(of, _)| *of == id);
         self.failed.push((id, reason));
     }

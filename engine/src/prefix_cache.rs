@@ -106,6 +106,11 @@ impl PrefixCache {
         self.entries[block.0 as usize].is_some()
     }
 
+    /// The name of an indexed block; 0 for others.
+    pub(crate) fn name_of(&self, block: BlockId) -> ChainHash {
+        self.entries[block.0 as usize].map_or(0, |entry| entry.hash)
+    }
+
     /// The name of a block after the one named `before` (0 for none).
     pub(crate) fn name(&mut self, before: ChainHash, wanted: &Wanted<'_>) -> ChainHash {
         self.bytes.clear();

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::admission::Holder;
+use crate::admission::{Holder, Kin};
+use crate::beam::BeamError;
 use crate::block_manager::BlockTable;
 use crate::plan::BlockId;
 use crate::sequence::SpecError;
@@ -16,6 +17,7 @@ use crate::sequence::SpecError;
 pub struct Reservation {
     table: BlockTable,
     tokens: usize,
+    choices: usize,
     alive: Arc<()>,
 }
 
@@ -28,6 +30,11 @@ impl Reservation {
     /// How many tokens the blocks are reserved for.
     pub fn tokens(&self) -> usize {
         self.tokens
+    }
+
+    /// How many sequences may share the blocks.
+    pub fn choices(&self) -> usize {
+        self.choices
     }
 }
 
@@ -43,6 +50,14 @@ pub enum ReserveError {
         /// Tokens asked for.
         tokens: usize,
         /// Most tokens.
+        limit: usize,
+    },
+    /// More sequences than a step may have; the same reservation will never succeed.
+    #[error("choices is {choices}; it must be at least 1 and at most {limit}, the most sequences of a step")]
+    Choices {
+        /// Sequences asked for.
+        choices: usize,
+        /// `EngineLimits::max_num_seqs`.
         limit: usize,
     },
     /// Not enough blocks now.
@@ -61,10 +76,12 @@ pub enum ReserveError {
         total: usize,
     },
     /// Every slot of the batch is taken or promised.
-    #[error("{in_use} of {limit} sequence slots are taken by sequences and reservations")]
+    #[error("{in_use} of {limit} sequence slots are taken by sequences and reservations, {choices} are needed")]
     NoSlots {
-        /// Sequences running or waiting, and reservations.
+        /// Sequences running or waiting, and those that reservations are for.
         in_use: usize,
+        /// Slots asked for.
+        choices: usize,
         /// `EngineLimits::max_num_seqs`.
         limit: usize,
     },
@@ -91,6 +108,27 @@ pub enum CommitError {
     /// Log-probabilities of a prompt that was computed elsewhere.
     #[error("prompt_logprobs is set, but the prompt was computed elsewhere; ask whoever computed it")]
     PromptLogprobs,
+    /// More sequences than blocks were reserved for, or none.
+    #[error("{sequences} sequences are committed; at least 1 and at most {reserved} were reserved for")]
+    Choices {
+        /// Sequences.
+        sequences: usize,
+        /// Sequences of the reservation.
+        reserved: usize,
+    },
+    /// The sequences do not begin with the same computed tokens.
+    #[error(
+        "sequence {index} has other tokens than the first one among the first {num_computed}, or another cache key"
+    )]
+    Beginning {
+        /// Which, from 0.
+        index: usize,
+        /// How many tokens have to be equal.
+        num_computed: usize,
+    },
+    /// A beam search that does not fit.
+    #[error(transparent)]
+    Beam(#[from] BeamError),
     /// The reservation belongs to another engine.
     #[error("the reservation is not one of this engine")]
     Unknown,
@@ -102,19 +140,39 @@ struct OpenReservation {
     alive: Arc<()>,
     blocks: usize,
     tokens: usize,
-    /// Most tokens with KV that the sequence can add after the reserved ones.
+    /// Most tokens with KV that each sequence can add after the reserved ones.
     growth: usize,
+    choices: usize,
+    kin: Kin,
+}
+
+/// What a reservation is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Newcomer {
+    /// Most tokens with KV that each sequence can add.
+    pub(crate) growth: usize,
+    pub(crate) choices: usize,
+    pub(crate) kin: Kin,
 }
 
 /// All reservations that are out.
 #[derive(Debug, Default)]
 pub(crate) struct Reservations {
     open: Vec<OpenReservation>,
+    issued: u64,
 }
+
+/// Families of reservations; those of sequences are named by ids, which count from 0.
+const FAMILIES: u64 = 1 << 63;
 
 impl Reservations {
     pub(crate) fn len(&self) -> usize {
         self.open.len()
+    }
+
+    /// Sequences that may come of them.
+    pub(crate) fn choices(&self) -> usize {
+        self.open.iter().map(|open| open.choices).sum()
     }
 
     /// Their shares in the forecast. When the KV arrives nobody knows.
@@ -124,20 +182,39 @@ impl Reservations {
             tokens: open.tokens,
             growth: open.growth,
             leaves: false,
+            kin: Some(open.kin),
         };
-        self.open.iter().map(holder)
+        self.open
+            .iter()
+            .flat_map(move |open| std::iter::repeat_n(holder(open), open.choices))
+    }
+
+    /// Of whom the next reservation's sequences are kin, sharing `blocks` full blocks.
+    pub(crate) fn next_kin(&self, blocks: usize) -> Kin {
+        Kin {
+            family: FAMILIES | self.issued,
+            blocks,
+        }
     }
 
     /// Gives a table away.
-    pub(crate) fn issue(&mut self, table: BlockTable, tokens: usize, growth: usize) -> Reservation {
+    pub(crate) fn issue(&mut self, table: BlockTable, tokens: usize, newcomer: &Newcomer) -> Reservation {
         let alive = Arc::new(());
         self.open.push(OpenReservation {
             alive: alive.clone(),
             blocks: table.len(),
             tokens,
-            growth,
+            growth: newcomer.growth,
+            choices: newcomer.choices,
+            kin: newcomer.kin,
         });
-        Reservation { table, tokens, alive }
+        self.issued += 1;
+        Reservation {
+            table,
+            tokens,
+            choices: newcomer.choices,
+            alive,
+        }
     }
 
     /// Takes a table back; `None` if it never was given away here.

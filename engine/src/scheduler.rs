@@ -12,7 +12,7 @@ use crate::admission::{Forecast, Holder};
 use crate::block_manager::BlockManager;
 use crate::budget::StepBudget;
 use crate::limits::EngineLimits;
-use crate::plan::{PlannedSequence, SequenceId, Span, StepPlan};
+use crate::plan::{BlockCopy, PlannedSequence, SequenceId, Span, StepPlan};
 use crate::sequence::Sequence;
 use crate::step_time::StepTimes;
 
@@ -73,7 +73,7 @@ impl Scheduler {
     }
 
     /// Reports what the order of seats and preemptions rules out.
-    pub(crate) fn audit(&self, problems: &mut Vec<String>) {
+    pub(crate) fn audit(&self, in_flight: bool, problems: &mut Vec<String>) {
         if self.running.len() > self.limits.max_num_seqs {
             problems.push(format!("{} sequences are running", self.running.len()));
         }
@@ -81,7 +81,10 @@ impl Scheduler {
             problems.push(format!("sequence {} is running without blocks", sequence.id.0));
         }
         let youngest = self.running.last().map(|sequence| sequence.id);
-        for owner in self.waiting.iter().filter(|sequence| sequence.owns_blocks()) {
+        // New members of a beam search are as old as the search: the next plan gives them their places.
+        let seated = |sequence: &&Sequence| in_flight || sequence.candidates.is_none();
+        let owners = self.waiting.iter().filter(|sequence| sequence.owns_blocks());
+        for owner in owners.filter(seated) {
             if Some(owner.id) < youngest {
                 problems.push(format!(
                     "sequence {} waits with blocks, a younger one is running",
@@ -135,17 +138,31 @@ impl Scheduler {
         self.waiting.insert(index, sequence);
     }
 
+    /// Takes in a member of a beam search in the place of another one.
+    pub(crate) fn enter(&mut self, sequence: Sequence) {
+        if sequence.owns_blocks() && self.running.len() < self.limits.max_num_seqs {
+            self.run(sequence);
+        } else {
+            self.wait(sequence);
+        }
+    }
+
     fn run(&mut self, sequence: Sequence) -> usize {
         let index = self.running.partition_point(|other| other.id < sequence.id);
         self.running.insert(index, sequence);
         index
     }
 
-    /// Most blocks in use if `newcomer` got its blocks now, beside all sequences here and `others`.
-    pub(crate) fn peak_with(&mut self, newcomer: Holder, others: &[Holder], total: usize) -> usize {
+    /// Most blocks in use if `newcomers` got their blocks now, beside all sequences here and `others`.
+    pub(crate) fn peak_with(
+        &mut self,
+        newcomers: impl Iterator<Item = Holder>,
+        others: &[Holder],
+        total: usize,
+    ) -> usize {
         let sequences = self.running.iter().chain(&self.waiting).map(Sequence::holder);
         self.forecast
-            .peak(sequences.chain(others.iter().copied()).chain([newcomer]), total)
+            .peak(sequences.chain(others.iter().copied()).chain(newcomers), total)
     }
 
     /// Fills the plan of a step; it stays empty if no sequence can advance.
@@ -164,38 +181,52 @@ impl Scheduler {
         self.admit(&mut budget, pass);
     }
 
-    /// Gives free slots to those who wait with blocks of their own (they were committed), oldest first. Nobody need be
-    /// asked whether the pool suffices: they take part in everybody's forecast already.
+    /// Gives slots to those who wait with blocks of their own (they were committed or forked), oldest first; also those of
+    /// younger ones, who wait with their blocks then. Nobody need be asked whether the pool suffices: they take part in
+    /// everybody's forecast already.
     ///
     /// As this comes first in every step, and a preemption takes the blocks of those who wait first, whoever waits with
     /// blocks is younger than everybody in the batch, and nobody does when `admit` finds a free slot.
     fn seat_owners(&mut self) {
-        while self.running.len() < self.limits.max_num_seqs {
-            let owner = self.waiting.iter().position(Sequence::owns_blocks);
-            let Some(sequence) = owner.and_then(|at| self.waiting.remove(at)) else {
+        while let Some(at) = self.waiting.iter().position(Sequence::owns_blocks) {
+            let free = self.running.len() < self.limits.max_num_seqs;
+            let youngest = self.running.last().map(|sequence| sequence.id);
+            if !free && youngest < Some(self.waiting[at].id) {
                 return;
-            };
-            self.run(sequence);
+            }
+            let yields = if free { None } else { self.running.pop() };
+            if let Some(owner) = self.waiting.remove(at) {
+                self.run(owner);
+            }
+            if let Some(sequence) = yields {
+                self.wait(sequence);
+            }
         }
     }
 
     /// Starts waiting sequences, oldest first, while there are slots, rows and blocks. A forecast that fits leaves blocks
     /// for what is computed now, so none of them has to take any from a sequence whose rows are in the plan already.
     fn admit(&mut self, budget: &mut StepBudget, pass: &mut Pass<'_>) {
+        let mut at = 0;
         while self.running.len() < self.limits.max_num_seqs {
-            let Some(next) = self.waiting.front() else { return };
+            let Some(next) = self.waiting.get(at) else { return };
             if budget.rows_for(next.pending(), next.num_computed) == 0 {
                 return;
+            }
+            if self.awaits_kin(next) {
+                at += 1;
+                continue;
             }
             let holders = self.running.iter().chain([next]).map(Sequence::holder);
             let total = pass.pool.total();
             if self.forecast.peak(holders.chain(pass.others.iter().copied()), total) > total {
                 return;
             }
-            let Some(mut sequence) = self.waiting.pop_front() else {
+            let Some(mut sequence) = self.waiting.remove(at) else {
                 return;
             };
             self.reuse(&mut sequence, pass.pool);
+            self.share(&mut sequence, pass.pool);
             let index = self.run(sequence);
             self.plan_rows(index, budget, pass);
         }
@@ -221,10 +252,64 @@ impl Scheduler {
         }
     }
 
+    /// Those of the batch who have computed the beginning that they share with `sequence`.
+    fn donor(&self, sequence: &Sequence) -> Option<&Sequence> {
+        let kin = sequence.kin?;
+        let tokens = kin.blocks * self.limits.block_tokens;
+        let family = |other: &&Sequence| other.kin.is_some_and(|other| other.family == kin.family);
+        self.running
+            .iter()
+            .filter(family)
+            .find(|other| other.num_computed >= tokens)
+    }
+
+    /// Whether somebody older of the batch is computing the beginning that `sequence` shares with it. Whoever it is
+    /// advances before anybody younger does, or leaves the batch: no one waits for ever.
+    fn awaits_kin(&self, sequence: &Sequence) -> bool {
+        let Some(kin) = sequence.kin else { return false };
+        let mut older = self.running.iter().take_while(|other| other.id < sequence.id);
+        older.any(|other| other.kin.is_some_and(|other| other.family == kin.family)) && self.donor(sequence).is_none()
+    }
+
+    /// Gives a sequence that starts, or starts again, the beginning that one of its kin has computed.
+    fn share(&self, sequence: &mut Sequence, pool: &mut BlockManager) {
+        let Some(kin) = sequence.kin.filter(|kin| kin.blocks > sequence.table.len()) else {
+            return;
+        };
+        if let Some(donor) = self.donor(sequence) {
+            let shared = pool.fork(&donor.table, kin.blocks);
+            pool.release(std::mem::replace(&mut sequence.table, shared));
+            sequence.num_computed = kin.blocks * self.limits.block_tokens;
+        }
+    }
+
+    /// The place in its table of the block that a sequence writes next, if others have that block too. A shared block is
+    /// never written: the sequence gets a copy first.
+    fn shared_place(&self, sequence: &Sequence, pool: &BlockManager) -> Option<usize> {
+        let place = sequence.num_computed / self.limits.block_tokens;
+        let block = sequence.table.blocks().get(place)?;
+        pool.is_shared(*block).then_some(place)
+    }
+
+    /// Takes the blocks of the youngest member of a beam search that waits for the other members. False if there is none.
+    /// Called when nobody can advance: its candidates are known, so all it loses is the KV of what follows it.
+    pub(crate) fn strip_parked(&mut self, pool: &mut BlockManager, preempted: &mut Vec<SequenceId>) -> bool {
+        let Some(at) = self.running.iter().rposition(|sequence| sequence.parked) else {
+            return false;
+        };
+        let sequence = self.running.remove(at);
+        self.put_back(sequence, pool, preempted);
+        true
+    }
+
     /// Rows that the running sequence at `index` may compute now, as many as budget and blocks allow.
     fn rows_for(&self, index: usize, budget: &StepBudget, pool: &BlockManager) -> usize {
         let sequence = &self.running[index];
-        let capacity = (sequence.table.len() + pool.available()) * self.limits.block_tokens;
+        let copies = usize::from(self.shared_place(sequence, pool).is_some());
+        let Some(available) = pool.available().checked_sub(copies) else {
+            return 0;
+        };
+        let capacity = (sequence.table.len() + available) * self.limits.block_tokens;
         budget
             .rows_for(sequence.pending(), sequence.num_computed)
             .min(capacity - sequence.num_computed)
@@ -241,10 +326,22 @@ impl Scheduler {
     /// Plans the next rows of the running sequence at `index`; none if it has to wait.
     fn plan_rows(&mut self, index: usize, budget: &mut StepBudget, pass: &mut Pass<'_>) {
         let rows = self.rows_for(index, budget, pass.pool);
+        if rows == 0 {
+            return;
+        }
+        let shared = self.shared_place(&self.running[index], pass.pool);
         let sequence = &mut self.running[index];
+        if let Some(place) = shared {
+            // There is a block: `rows_for` has counted it.
+            let Ok((from, to)) = pass.pool.own_copy(&mut sequence.table, place) else {
+                return;
+            };
+            let tokens = (sequence.num_computed % self.limits.block_tokens) as u32;
+            pass.plan.copies.push(BlockCopy { from, to, tokens });
+        }
         let blocks = self.limits.blocks_for(sequence.num_computed + rows);
         let missing = blocks.saturating_sub(sequence.table.len());
-        if rows > 0 && pass.pool.grow(&mut sequence.table, missing).is_ok() {
+        if pass.pool.grow(&mut sequence.table, missing).is_ok() {
             budget.take(sequence.pending(), sequence.num_computed, rows);
             emit(pass.plan, sequence, rows, blocks);
         }
@@ -259,25 +356,36 @@ impl Scheduler {
             None if index + 1 < self.running.len() => self.running.pop(),
             None => None,
         };
-        let Some(mut sequence) = taken else { return false };
+        let Some(sequence) = taken else { return false };
+        self.put_back(sequence, pass.pool, pass.preempted);
+        true
+    }
+
+    /// Takes the blocks of a sequence that has left the batch. It waits to start again, unless it has done its work: then
+    /// it is gone.
+    fn put_back(&mut self, mut sequence: Sequence, pool: &mut BlockManager, preempted: &mut Vec<SequenceId>) {
         self.counts.preemptions += 1;
         self.counts.preempted_rows += sequence.num_computed as u64;
-        pass.preempted.push(sequence.id);
-        pass.pool.release(sequence.reset());
-        self.wait(sequence);
-        true
+        preempted.push(sequence.id);
+        let done = sequence.parked;
+        pool.release(sequence.reset());
+        if !done {
+            self.wait(sequence);
+        }
     }
 }
 
 fn clear(plan: &mut StepPlan) {
     let StepPlan {
         step: _,
+        copies,
         token_ids,
         sequences,
         block_ids,
         history,
         targets,
     } = plan;
+    copies.clear();
     token_ids.clear();
     sequences.clear();
     block_ids.clear();
@@ -297,11 +405,13 @@ fn emit(plan: &mut StepPlan, sequence: &Sequence, rows: usize, blocks: usize) {
     }
     plan.sequences.push(PlannedSequence {
         id: sequence.id,
+        owner: sequence.owner,
         rows: row_span,
         start_position: start as u32,
         blocks: block_span,
         sample,
         targets,
+        target_alternatives: sequence.target_alternatives(),
     });
 }
 

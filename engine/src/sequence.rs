@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use protocol::sampling::{FinishReason, SampledToken, SamplingParams, StopRules};
+use protocol::sampling::{FinishReason, PromptLogprob, SampledToken, SamplingParams, StopRules};
 use thiserror::Error;
 
-use crate::admission::Holder;
+use crate::admission::{Holder, Kin};
 use crate::block_manager::{BlockManager, BlockTable, Content};
 use crate::limits::EngineLimits;
-use crate::plan::{SampleSpec, SequenceId, Span};
+use crate::plan::{SampleSpec, SequenceId, Span, Wanted};
 
 /// What a sequence is to compute.
 #[derive(Clone, PartialEq, Debug)]
@@ -21,12 +21,14 @@ pub struct SequenceSpec {
     pub sampling: Arc<SamplingParams>,
     /// When the sequence ends. `max_tokens` counts all tokens after the prompt, wherever they were sampled.
     pub stop: StopRules,
-    /// Report the log-probabilities of the prompt with the first token sampled here.
-    pub prompt_logprobs: bool,
+    /// Report the log-probabilities of the prompt with the first token sampled here, and so many alternatives in each
+    /// place.
+    pub prompt_logprobs: Option<u8>,
     /// What becomes of the blocks when the sequence ends by itself.
     pub on_finish: OnFinish,
-    /// End after one token sampled here, whatever `stop` says; the event still tells what `stop` says.
-    pub first_only: bool,
+    /// End once all tokens are computed, whatever `stop` says: so many choices (`sampling.choice` and those after it) then
+    /// each draw their first token, maybe none. The event still tells what `stop` says.
+    pub first_only: Option<u32>,
     /// What the KV depends on beside the tokens: only sequences with the same key use each other's cached blocks. 0 where
     /// there is nothing.
     pub cache_key: u64,
@@ -98,6 +100,14 @@ impl SequenceSpec {
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) id: SequenceId,
+    /// Under whose name its events come.
+    pub(crate) owner: SequenceId,
+    /// Whose beginning it has.
+    pub(crate) kin: Option<Kin>,
+    /// As a member of a beam search it yields so many candidates, and not a token.
+    pub(crate) candidates: Option<u32>,
+    /// A member of a beam search that has yielded its candidates: it waits for the other members.
+    pub(crate) parked: bool,
     pub(crate) table: BlockTable,
     /// Tokens whose KV is in the blocks.
     pub(crate) num_computed: usize,
@@ -107,13 +117,13 @@ pub(crate) struct Sequence {
     /// Length at which it ends for sure.
     final_len: usize,
     /// `Some` until delivered, if log-probabilities of the prompt are asked for.
-    prompt_logprobs: Option<Vec<f32>>,
+    prompt_logprobs: Option<Vec<PromptLogprob>>,
 }
 
 /// A token that was accepted.
 #[derive(Debug)]
 pub(crate) struct Accepted {
-    pub(crate) prompt_logprobs: Option<Vec<f32>>,
+    pub(crate) prompt_logprobs: Option<Vec<PromptLogprob>>,
     pub(crate) finish: Option<FinishReason>,
     /// The sequence has ended.
     pub(crate) ended: bool,
@@ -130,9 +140,13 @@ impl Sequence {
     ) -> Self {
         let by_rules = spec.prompt_len.saturating_add(spec.stop.max_tokens as usize);
         let final_len = by_rules.min(limits.max_seq_len);
-        let prompt_logprobs = spec.prompt_logprobs.then(|| Vec::with_capacity(spec.prompt_len - 1));
+        let prompt_logprobs = spec.prompt_logprobs.map(|_| Vec::with_capacity(spec.prompt_len - 1));
         Self {
             id,
+            owner: id,
+            kin: None,
+            candidates: None,
+            parked: false,
             table,
             num_computed,
             cached_tokens: None,
@@ -148,6 +162,14 @@ impl Sequence {
 
     pub(crate) fn on_finish(&self) -> OnFinish {
         self.spec.on_finish
+    }
+
+    pub(crate) fn first_only(&self) -> Option<u32> {
+        self.spec.first_only
+    }
+
+    pub(crate) fn target_alternatives(&self) -> u8 {
+        self.spec.prompt_logprobs.unwrap_or(0)
     }
 
     pub(crate) fn owns_blocks(&self) -> bool {
@@ -170,7 +192,7 @@ impl Sequence {
         (!owes_prompt).then(|| (self.spec.token_ids.len() - 1) / block_tokens)
     }
 
-    /// Rows that are missing before the next token can be sampled; at least 1.
+    /// Rows that are missing before the next token can be sampled; at least 1 unless it is parked.
     pub(crate) fn pending(&self) -> usize {
         self.spec.token_ids.len() - self.num_computed
     }
@@ -183,18 +205,19 @@ impl Sequence {
     /// Its share in the forecast. The last token it samples needs no KV.
     pub(crate) fn holder(&self) -> Holder {
         let tokens = self.spec.token_ids.len();
-        let growth = if self.spec.first_only {
+        let growth = if self.spec.first_only.is_some() {
             0
         } else {
             (self.final_len - 1).saturating_sub(tokens)
         };
         // How long a prompt takes to be computed, and a holder to let go, nobody knows.
-        let leaves = self.spec.on_finish == OnFinish::Release && self.pending() == 1;
+        let leaves = self.spec.on_finish == OnFinish::Release && self.pending() <= 1;
         Holder {
             blocks: self.table.len(),
             tokens,
             growth,
             leaves,
+            kin: self.kin,
         }
     }
 
@@ -214,12 +237,19 @@ impl Sequence {
         if rows < self.pending() {
             return None;
         }
+        let wanted = match (self.candidates, self.spec.first_only) {
+            (Some(count), _) => Wanted::Candidates(count),
+            (None, Some(0)) => return None,
+            (None, Some(choices)) => Wanted::Tokens(choices),
+            (None, None) => Wanted::Tokens(1),
+        };
         let history_len = if self.spec.sampling.needs_history() {
             self.spec.token_ids.len()
         } else {
             0
         };
         Some(SampleSpec {
+            wanted,
             params: self.spec.sampling.clone(),
             output_position: (self.spec.token_ids.len() - self.spec.prompt_len) as u32,
             history: Span {
@@ -231,24 +261,39 @@ impl Sequence {
     }
 
     /// Notes that the next `rows` rows are computed.
-    pub(crate) fn advance(&mut self, rows: usize, prompt_logprobs: &[f32]) {
+    pub(crate) fn advance(&mut self, rows: usize, prompt_logprobs: &[PromptLogprob]) {
         self.num_computed += rows;
         if let Some(all) = &mut self.prompt_logprobs {
             all.extend_from_slice(prompt_logprobs);
         }
     }
 
+    /// Why the sequence would end with `token` as its next one, if it would.
+    pub(crate) fn finish(&self, token: u32) -> Option<FinishReason> {
+        let len = self.spec.token_ids.len() + 1;
+        let by_rules = self.spec.stop.finish(token, (len - self.spec.prompt_len) as u32);
+        by_rules.or((len >= self.final_len).then_some(FinishReason::Length))
+    }
+
     /// Appends the sampled token.
     pub(crate) fn accept(&mut self, token: &SampledToken) -> Accepted {
+        let finish = self.finish(token.token);
         self.spec.token_ids.push(token.token);
-        let len = self.spec.token_ids.len();
-        let by_rules = self.spec.stop.finish(token.token, (len - self.spec.prompt_len) as u32);
-        let finish = by_rules.or((len >= self.final_len).then_some(FinishReason::Length));
         Accepted {
             prompt_logprobs: self.prompt_logprobs.take(),
             finish,
-            ended: finish.is_some() || self.spec.first_only,
+            ended: finish.is_some() || self.spec.first_only.is_some(),
         }
+    }
+
+    /// What is known of the prompt, once all of it is computed.
+    pub(crate) fn take_prompt_logprobs(&mut self) -> Option<Vec<PromptLogprob>> {
+        self.prompt_logprobs.take()
+    }
+
+    /// Length at which it ends for sure.
+    pub(crate) fn final_len(&self) -> usize {
+        self.final_len
     }
 
     /// Lets others find what is computed. With `adopt` blocks may be changed for equal ones.
@@ -261,6 +306,7 @@ impl Sequence {
     /// Forgets what was computed and hands out the blocks; the tokens stay.
     pub(crate) fn reset(&mut self) -> BlockTable {
         self.num_computed = 0;
+        self.parked = false;
         if let Some(all) = &mut self.prompt_logprobs {
             all.clear();
         }

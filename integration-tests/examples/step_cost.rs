@@ -65,9 +65,9 @@ fn measure(sequences: usize, context: usize, penalty: f32, prefix_cache: bool) -
                 ignore_eos: true,
                 stop_token_ids: Vec::new(),
             },
-            prompt_logprobs: false,
+            prompt_logprobs: None,
             on_finish: OnFinish::Release,
-            first_only: false,
+            first_only: None,
             cache_key: 0,
         };
         engine.commit(reservation, spec, context)?;

@@ -32,7 +32,7 @@ struct Variant {
 struct Case {
     tokens: Vec<u32>,
     params: SamplingParams,
-    prompt_logprobs: bool,
+    prompt_logprobs: Option<u8>,
 }
 
 /// All numbers of an answer, as bits.
@@ -76,7 +76,7 @@ fn cases() -> Vec<Case> {
                 tokens: (0..length).map(token).collect(),
                 params,
                 // A prompt whose log-probabilities are asked for is computed as a whole.
-                prompt_logprobs: i % 10 == 3,
+                prompt_logprobs: (i % 10 == 3).then_some(i as u8 % 4),
             }
         })
         .collect()
@@ -137,7 +137,7 @@ impl One {
                 },
                 prompt_logprobs: case.prompt_logprobs,
                 on_finish: OnFinish::Release,
-                first_only: false,
+                first_only: None,
                 cache_key: 0,
             })?);
         }
@@ -162,9 +162,13 @@ impl One {
                             .position(|&known| known == id)
                             .context("a stranger's token")?;
                         let answer = &mut answers[at];
-                        answer
-                            .numbers
-                            .extend(prompt_logprobs.iter().flatten().map(|x| x.to_bits()));
+                        for target in prompt_logprobs.into_iter().flatten() {
+                            answer.numbers.push(target.logprob.to_bits());
+                            let top = target.top.into_iter();
+                            answer
+                                .numbers
+                                .extend(top.flat_map(|(token, logprob)| [token, logprob.to_bits()]));
+                        }
                         answer.tokens.push(token.token);
                         answer
                             .numbers
@@ -175,7 +179,7 @@ impl One {
                         answer.cached = cached_tokens;
                     }
                     EngineEvent::Preempted { .. } => {}
-                    EngineEvent::Failed { message, .. } => bail!("a sequence failed: {message}"),
+                    other => bail!("an answer ends with {other:?}"),
                 }
             }
         }

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use config::{Compute, EngineConfig, ModelConfig};
-use engine::plan::{BlockId, PlannedSequence, SampleSpec, SequenceId, Span, StepPlan};
+use engine::plan::{BlockId, PlannedSequence, SampleSpec, SequenceId, Span, StepPlan, Wanted};
 use engine::runner::{NoObserver, Runner};
 use model::ModelRunner;
 use protocol::sampling::SamplingParams;
@@ -36,6 +36,7 @@ impl Bench {
         for (i, rows) in tokens.iter().enumerate() {
             plan.sequences.push(PlannedSequence {
                 id: SequenceId(i as u64),
+                owner: SequenceId(i as u64),
                 rows: Span {
                     start: plan.token_ids.len() as u32,
                     len: rows.len() as u32,
@@ -46,12 +47,14 @@ impl Bench {
                     len: blocks_each as u32,
                 },
                 sample: sample.then(|| SampleSpec {
+                    wanted: Wanted::Tokens(1),
                     params: Arc::clone(&self.params),
                     output_position: 0,
                     history: Span::default(),
                     prompt_len: 0,
                 }),
                 targets: Span::default(),
+                target_alternatives: 0,
             });
             plan.token_ids.extend(rows);
             plan.block_ids

@@ -6,15 +6,16 @@
 
 use std::sync::Arc;
 
-use engine::plan::{BlockId, PlannedSequence, StepOutput, StepPlan};
+use engine::plan::{BlockId, PlannedSequence, SampleSpec, SequenceId, StepOutput, StepPlan, Wanted};
 use engine::runner::{LayerObserver, Runner, RunnerError};
 use protocol::kv::{KvLayout, ModelIdentity};
+use protocol::sampling::PromptLogprob;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::kernels::Cpu;
 use crate::kv_pool::{KvError, KvPool, StepAccess};
 use crate::plan_check::{PlanChecker, PlanLimits};
-use crate::runner::sample_row;
+use crate::runner::{most_probable, sample_row};
 use crate::sampler::{Sampler, math};
 
 /// Called before every step, on the compute thread: may count, wait or block.
@@ -203,15 +204,44 @@ impl FakeRunner {
             self.fill_logits(position, state.digest());
             if let Some(&target) = target {
                 let logprob = math::log_probability(&self.logits, target);
-                logprobs.push(logprob.map_err(|e| e.to_string())?);
+                let top = match s.target_alternatives {
+                    0 => Vec::new(),
+                    count => most_probable(&mut self.sampler, &self.logits, usize::from(count))?,
+                };
+                logprobs.push(PromptLogprob {
+                    logprob: logprob.map_err(|e| e.to_string())?,
+                    top,
+                });
             }
             if let Some(sample) = sample {
-                out.sampled
-                    .push((s.id, sample_row(&mut self.sampler, &self.logits, plan, sample)?));
+                self.take(plan, s.id, sample, out)?;
             }
         }
         if !logprobs.is_empty() {
             out.prompt_logprobs.push((s.id, logprobs));
+        }
+        Ok(())
+    }
+
+    /// What is wanted from the last row's logits.
+    fn take(
+        &mut self,
+        plan: &StepPlan,
+        id: SequenceId,
+        sample: &SampleSpec,
+        out: &mut StepOutput,
+    ) -> Result<(), String> {
+        match sample.wanted {
+            Wanted::Tokens(count) => {
+                for choice in 0..count {
+                    let token = sample_row(&mut self.sampler, &self.logits, plan, sample, choice)?;
+                    out.sampled.push((id, token));
+                }
+            }
+            Wanted::Candidates(count) => {
+                let list = most_probable(&mut self.sampler, &self.logits, count as usize)?;
+                out.candidates.push((id, list));
+            }
         }
         Ok(())
     }
@@ -239,6 +269,8 @@ impl Runner for FakeRunner {
         }
         self.checker.check(plan)?;
         let pool = Arc::clone(&self.pool);
+        pool.copy_blocks(&plan.copies)
+            .map_err(|e| RunnerError::InvalidPlan(e.to_string()))?;
         let mut access = pool
             .claim_plan(plan)
             .map_err(|e| RunnerError::InvalidPlan(e.to_string()))?;

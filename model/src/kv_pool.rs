@@ -8,7 +8,8 @@
 //! * a step claims the blocks of its plan ([`KvPool::claim_plan`]) and works on them through [`StepAccess`]: it alone
 //!   reads and writes those that its rows go into, and it reads the others, which may be in several block tables;
 //! * a handoff claims the blocks of its reservation ([`KvPool::writer`]) until [`KvWriter::revoke`] or its drop;
-//! * [`KvPool::gather`] copies blocks out, on the thread of the running step, or on any thread while no step writes them.
+//! * [`KvPool::gather`] copies blocks out, on the thread of the running step, or on any thread while no step writes them,
+//!   and [`KvPool::copy_blocks`] within the pool, between steps.
 //!
 //! A claim that contradicts another is refused with an error, whoever made the mistake: bytes are never written by two
 //! owners, nor read while they are written. That exclusion is what the `unsafe` blocks of this module rest on.
@@ -32,8 +33,8 @@ use protocol::kv::KvLayout;
 use crate::kernels::{Cpu, KvShape, prefetch_slot, write_kv};
 pub use crate::kv_error::KvError;
 
+mod copy;
 mod read_claim;
-
 use read_claim::{ReadClaim, busy};
 
 /// Claimed by a handoff.
@@ -44,7 +45,6 @@ const STEP: u32 = 1 << 30;
 const SHARED: u32 = 1 << 29;
 /// Number of copies being taken.
 const READERS: u32 = SHARED - 1;
-
 /// Size and alignment of a huge page on the systems that have them, in bytes.
 const HUGE_PAGE: usize = 2 << 20;
 

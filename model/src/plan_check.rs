@@ -1,6 +1,6 @@
 //! What a runner demands of a plan before it computes anything.
 
-use engine::plan::{PlannedSequence, SampleSpec, Span, StepPlan};
+use engine::plan::{BlockCopy, PlannedSequence, SampleSpec, Span, StepPlan, Wanted};
 use engine::runner::RunnerError;
 
 use crate::sampler;
@@ -78,7 +78,29 @@ impl PlanChecker {
                 plan.token_ids.len()
             )));
         }
-        self.sharing(plan)
+        self.sharing(plan)?;
+        plan.copies.iter().try_for_each(|copy| self.copy(plan, copy))
+    }
+
+    /// A block is copied to one into which the rows of a sequence go next; nobody else's table has that one (`sharing`).
+    fn copy(&self, plan: &StepPlan, copy: &BlockCopy) -> Checked {
+        let total = self.limits.total_blocks;
+        let user = self
+            .users
+            .get(copy.to.0 as usize)
+            .and_then(|user| user.0.checked_sub(1));
+        let writer = user.and_then(|user| plan.sequences.get(user as usize)).filter(|s| {
+            let first_written = s.start_position as usize / self.limits.block_tokens;
+            plan.block_ids[s.blocks.range()].get(first_written) == Some(&copy.to)
+                && s.start_position % self.limits.block_tokens as u32 == copy.tokens
+        });
+        if copy.from.0 as usize >= total || copy.from == copy.to || writer.is_none() {
+            return Err(invalid(format!(
+                "block {} of a pool of {total} is copied to block {}, which no sequence writes from slot {} on",
+                copy.from.0, copy.to.0, copy.tokens
+            )));
+        }
+        Ok(())
     }
 
     fn sequence(&self, plan: &StepPlan, s: &PlannedSequence) -> Checked {
@@ -118,6 +140,9 @@ impl PlanChecker {
     }
 
     fn sample(&self, plan: &StepPlan, sample: &SampleSpec) -> Checked {
+        if let Wanted::Tokens(0) | Wanted::Candidates(0) = sample.wanted {
+            return Err(invalid("nothing is wanted of its last row"));
+        }
         sampler::check(&sample.params).map_err(|e| invalid(e.to_string()))?;
         let history = part("history tokens", &plan.history, sample.history)?;
         if sample.params.needs_history() {

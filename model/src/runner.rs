@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use engine::plan::{SampleSpec, SequenceId, StepOutput, StepPlan};
+use engine::plan::{SampleSpec, SequenceId, StepOutput, StepPlan, Wanted as Wish};
 use engine::runner::{LayerObserver, Runner, RunnerError};
-use protocol::sampling::SampledToken;
+use protocol::sampling::{PromptLogprob, SampledToken, SamplingParams};
 
 use crate::decoder::{Buffers, Decoder, WantedRows};
 use crate::kernels::{Cpu, log_sum_exp};
@@ -112,6 +112,8 @@ impl Runner for ModelRunner {
         let failed = |e: crate::kernels::KernelError| RunnerError::Failed(e.to_string());
         self.find_outputs(plan);
         let pool = Arc::clone(&self.pool);
+        pool.copy_blocks(&plan.copies)
+            .map_err(|e| RunnerError::InvalidPlan(e.to_string()))?;
         let mut access = pool
             .claim_plan(plan)
             .map_err(|e| RunnerError::InvalidPlan(e.to_string()))?;
@@ -155,55 +157,104 @@ type Row = Result<Found, String>;
 /// What was wanted from a row.
 #[derive(Default)]
 struct Found {
-    logprob: Option<f32>,
+    target: Option<PromptLogprob>,
     sampled: Option<SampledToken>,
+    /// First tokens of further choices.
+    others: Vec<SampledToken>,
+    candidates: Vec<(u32, f32)>,
 }
 
 impl Found {
     /// Adds it to the step's output.
     fn tell(self, id: SequenceId, out: &mut StepOutput) {
-        if let Some(logprob) = self.logprob {
+        if let Some(target) = self.target {
             match out.prompt_logprobs.last_mut().filter(|(last, _)| *last == id) {
-                Some((_, list)) => list.push(logprob),
-                None => out.prompt_logprobs.push((id, vec![logprob])),
+                Some((_, list)) => list.push(target),
+                None => out.prompt_logprobs.push((id, vec![target])),
             }
         }
-        out.sampled.extend(self.sampled.map(|token| (id, token)));
+        let tokens = self.sampled.into_iter().chain(self.others);
+        out.sampled.extend(tokens.map(|token| (id, token)));
+        if !self.candidates.is_empty() {
+            out.candidates.push((id, self.candidates));
+        }
     }
 }
 
 /// Takes what is wanted from a row of logits.
 fn use_row(cpu: &Cpu, sampler: &mut Sampler, logits: &[f32], plan: &StepPlan, output: &Output) -> Row {
-    let sample = plan.sequences[output.sequence].sample.as_ref();
-    Ok(Found {
-        logprob: output
-            .target
-            .map(|target| target_logprob(cpu, logits, target))
-            .transpose()?,
-        sampled: sample
-            .filter(|_| output.sample)
-            .map(|sample| sample_row(sampler, logits, plan, sample))
-            .transpose()?,
-    })
+    let planned = &plan.sequences[output.sequence];
+    let mut found = Found::default();
+    if let Some(target) = output.target {
+        found.target = Some(look_at_target(
+            cpu,
+            sampler,
+            logits,
+            (target, planned.target_alternatives),
+        )?);
+    }
+    if let Some(sample) = planned.sample.as_ref().filter(|_| output.sample) {
+        match sample.wanted {
+            Wish::Tokens(count) => {
+                found.sampled = Some(sample_row(sampler, logits, plan, sample, 0)?);
+                for choice in 1..count {
+                    found.others.push(sample_row(sampler, logits, plan, sample, choice)?);
+                }
+            }
+            Wish::Candidates(count) => found.candidates = most_probable(sampler, logits, count as usize)?,
+        }
+    }
+    Ok(found)
 }
 
-fn target_logprob(cpu: &Cpu, logits: &[f32], target: u32) -> Result<f32, String> {
-    let logprob = (f64::from(logits[target as usize]) - log_sum_exp(cpu, logits)) as f32;
+/// What a row of logits says of `target`, and so many alternatives.
+fn look_at_target(
+    cpu: &Cpu,
+    sampler: &mut Sampler,
+    logits: &[f32],
+    (target, alternatives): (u32, u8),
+) -> Result<PromptLogprob, String> {
+    let log_sum = log_sum_exp(cpu, logits);
+    let logprob_of = |token: u32| (f64::from(logits[token as usize]) - log_sum) as f32;
+    let logprob = logprob_of(target);
     if logprob.is_nan() {
         return Err("logits that are no numbers".to_owned());
     }
-    Ok(logprob)
+    let mut top = Vec::new();
+    if alternatives > 0 {
+        let best = sampler
+            .best(logits, usize::from(alternatives))
+            .map_err(|e| e.to_string())?;
+        top.extend(best.map(|token| (token, logprob_of(token))));
+    }
+    Ok(PromptLogprob { logprob, top })
 }
 
-/// Samples from the logits of a sequence's last row.
+/// The most probable tokens of the unmodified distribution.
+pub(crate) fn most_probable(sampler: &mut Sampler, logits: &[f32], count: usize) -> Result<Vec<(u32, f32)>, String> {
+    sampler.most_probable(logits, count).map_err(|e| e.to_string())
+}
+
+/// Samples from the logits of a sequence's last row, for the choice that many after the first one.
 pub(crate) fn sample_row(
     sampler: &mut Sampler,
     logits: &[f32],
     plan: &StepPlan,
     sample: &SampleSpec,
+    choice: u32,
 ) -> Result<SampledToken, String> {
+    let other;
+    let params = if choice == 0 {
+        &*sample.params
+    } else {
+        other = SamplingParams {
+            choice: sample.params.choice.wrapping_add(choice),
+            ..(*sample.params).clone()
+        };
+        &other
+    };
     let draw = Draw {
-        params: &sample.params,
+        params,
         position: sample.output_position,
         history: &plan.history[sample.history.range()],
         prompt_len: sample.prompt_len as usize,

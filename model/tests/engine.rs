@@ -33,9 +33,9 @@ fn scheduled<R: Runner>(runner: &mut R, limits: EngineLimits, cases: &[Case], ou
                 ignore_eos: true,
                 stop_token_ids: Vec::new(),
             },
-            prompt_logprobs: case.prompt_logprobs,
+            prompt_logprobs: case.prompt_logprobs.then_some(0),
             on_finish: OnFinish::Release,
-            first_only: false,
+            first_only: None,
             cache_key: 0,
         };
         order.push(engine.add(spec).unwrap());
@@ -57,10 +57,11 @@ fn scheduled<R: Runner>(runner: &mut R, limits: EngineLimits, cases: &[Case], ou
                 } => {
                     let entry = results.entry(id).or_default();
                     entry.0.push(token);
-                    entry.1.extend(prompt_logprobs.unwrap_or_default());
+                    let targets = prompt_logprobs.unwrap_or_default().into_iter();
+                    entry.1.extend(targets.map(|target| target.logprob));
                 }
                 EngineEvent::Preempted { .. } => {}
-                EngineEvent::Failed { message, .. } => panic!("{message}"),
+                other => panic!("{other:?}"),
             }
         }
     }

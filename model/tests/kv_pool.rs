@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use engine::plan::{BlockId, PlannedSequence, SequenceId, Span, StepPlan};
+use engine::plan::{BlockCopy, BlockId, PlannedSequence, SequenceId, Span, StepPlan};
 use half::{bf16, f16};
 use model::kernels::Cpu;
 use model::kv_pool::{KvError, KvPool};
@@ -262,6 +262,7 @@ fn planned(plan: &mut StepPlan, start: u32, blocks: &[u32]) {
     plan.block_ids.extend(ids(blocks));
     plan.sequences.push(PlannedSequence {
         id: SequenceId(u64::from(row)),
+        owner: SequenceId(u64::from(row)),
         rows: Span { start: row, len: 1 },
         start_position: start,
         blocks: Span {
@@ -270,6 +271,7 @@ fn planned(plan: &mut StepPlan, start: u32, blocks: &[u32]) {
         },
         sample: None,
         targets: Span::default(),
+        target_alternatives: 0,
     });
 }
 
@@ -293,6 +295,59 @@ fn a_shared_prefix_is_read_by_steps_and_copies_at_once_and_written_by_nobody() {
     planned(&mut plan, 1, &[1]);
     assert_eq!(pool.claim_plan(&plan).unwrap_err(), busy(1, "a running step"));
     drop(pool.writer(ids(&[0, 1, 2, 3])).unwrap());
+}
+
+fn copies(list: &[(u32, u32)]) -> Vec<BlockCopy> {
+    let copy = |&(from, to)| BlockCopy {
+        from: BlockId(from),
+        to: BlockId(to),
+        tokens: 1,
+    };
+    list.iter().map(copy).collect()
+}
+
+#[test]
+fn blocks_are_copied_whole_in_all_layers_and_in_order() {
+    for dtype in [KvDtype::F16, KvDtype::Int8] {
+        let pool = pool(dtype, 8);
+        let bytes = layout(dtype).block_bytes();
+        for block in 0..4u8 {
+            let payload: Vec<u8> = (0..bytes).map(|i| (i * 7 + i / 251) as u8 ^ (block << 5)).collect();
+            let writer = pool.writer(ids(&[u32::from(block)])).unwrap();
+            writer.write(0, 3, 0, 1, &payload).unwrap();
+        }
+        let before: Vec<_> = (0..4).map(|block| pool.gather(0..3, &ids(&[block])).unwrap()).collect();
+        // Block 1 is overwritten after it was copied, and copied again.
+        pool.copy_blocks(&copies(&[(1, 6), (2, 1), (1, 7)])).unwrap();
+        let expected = [(0, 0), (1, 2), (2, 2), (3, 3), (6, 1), (7, 2)];
+        for (block, origin) in expected {
+            assert_eq!(
+                pool.gather(0..3, &ids(&[block])).unwrap(),
+                before[origin],
+                "block {block}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_copy_keeps_out_of_blocks_that_others_hold() {
+    let pool = pool(KvDtype::F16, 8);
+    let copy = |from, to| pool.copy_blocks(&copies(&[(from, to)]));
+    let busy = |block, holder| Err(KvError::Busy { block, holder });
+    let writer = pool.writer(ids(&[2])).unwrap();
+    let handoff = "a handoff that writes it";
+    assert_eq!((copy(2, 3), copy(3, 2)), (busy(2, handoff), busy(2, handoff)));
+    drop(writer);
+    let five = ids(&[5]);
+    let step = pool.claim(&five).unwrap();
+    assert_eq!(copy(3, 5), busy(5, "a running step"));
+    drop(step);
+    assert_eq!(copy(4, 4), busy(4, "a copy being taken"));
+    let missing = |block| Err(KvError::NoSuchBlock { block, total: 8 });
+    assert_eq!((copy(8, 1), copy(1, 9)), (missing(8), missing(9)));
+    // Nothing stays claimed.
+    drop(pool.writer((0..8).map(BlockId).collect()).unwrap());
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod support;
 
 use std::sync::Arc;
 
-use engine::plan::{BlockId, SequenceId, Span, StepPlan};
+use engine::plan::{BlockCopy, BlockId, SequenceId, Span, StepPlan, Wanted};
 use engine::runner::{NoObserver, Runner, RunnerError};
 use model::fake::{FakeConfig, FakeModel};
 use protocol::kv::{KvDtype, KvLayout};
@@ -22,6 +22,14 @@ fn valid<R: Runner>(bench: &mut Bench<R>) -> StepPlan {
     let b = bench.add(&(40..70).collect::<Vec<_>>(), &params, 4, false);
     bench.advance(&[(b, 30)]);
     bench.plan(&[(a, 20), (b, 1)])
+}
+
+fn copy(from: u32, to: BlockId, tokens: u32) -> BlockCopy {
+    BlockCopy {
+        from: BlockId(from),
+        to,
+        tokens,
+    }
 }
 
 type Change = (&'static str, fn(&mut StepPlan));
@@ -79,6 +87,24 @@ const CHANGES: &[Change] = &[
     }),
     ("sequence 0: block 503 is written and also used by sequence 0", |p| {
         p.block_ids[1] = p.block_ids[0]
+    }),
+    ("nothing is wanted of its last row", |p| {
+        p.sequences[1].sample.as_mut().unwrap().wanted = Wanted::Tokens(0)
+    }),
+    ("is copied to block 400, which no sequence writes from slot 0 on", |p| {
+        p.copies.push(copy(300, BlockId(400), 0))
+    }),
+    ("which no sequence writes from slot 13 on", |p| {
+        let written = p.block_ids[p.sequences[1].blocks.start as usize + 1];
+        p.copies.push(copy(300, written, 13));
+    }),
+    ("block 512 of a pool of 512 is copied", |p| {
+        let written = p.block_ids[p.sequences[1].blocks.start as usize + 1];
+        p.copies.push(copy(512, written, 14));
+    }),
+    ("is copied to block 502, which no sequence writes", |p| {
+        let read = p.block_ids[p.sequences[1].blocks.start as usize];
+        p.copies.push(copy(300, read, 14));
     }),
     ("temperature is 0", |p| {
         let sample = p.sequences[1].sample.as_mut().unwrap();

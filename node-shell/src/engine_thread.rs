@@ -13,12 +13,15 @@ use engine::event::EngineEvent;
 use engine::plan::{BlockId, SequenceId, StepOutput};
 use engine::runner::{LayerObserver, Runner};
 use engine::sequence::SequenceSpec;
-use protocol::control::StepTiming;
-use protocol::sampling::{FinishReason, SampledToken};
 use runtime::clock::Clock;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::handle::{EngineHandle, EngineLoad, ReservedBlocks, SequenceStream, SubmitError};
+mod deliver;
+
+use deliver::{BEAM_EVENTS, Record, deliver, event_capacity};
+pub use deliver::{ComputedEvent, SequenceEvent, TokenEvent};
+
+use crate::handle::{EngineHandle, EngineLoad, ReservedBlocks, SequenceGroup, SubmitError};
 use crate::queue::Inbox;
 use crate::stats::{self, CacheCounts};
 
@@ -37,48 +40,27 @@ pub trait StepTap: Send {
     fn preempted(&mut self);
 }
 
-/// What a sequence's owner is told.
-#[derive(Debug)]
-pub enum SequenceEvent {
-    /// One token was sampled.
-    Token(TokenEvent),
-    /// The step failed; the sequence is gone.
-    Failed(String),
-}
-
-/// One sampled token.
-#[derive(Debug)]
-pub struct TokenEvent {
-    /// The token.
-    pub token: SampledToken,
-    /// Its step.
-    pub timing: StepTiming,
-    /// Tokens of the sequence whose KV came from the prefix cache when it started here.
-    pub cached_tokens: u32,
-    /// Log-probabilities of the prompt's tokens from the second on, with the first token of a sequence that asked.
-    pub prompt_logprobs: Option<Vec<f32>>,
-    /// Set if the stop rules end the sequence with this token.
-    pub finish: Option<FinishReason>,
-}
-
 /// Commands may be refused when the queue is full.
 pub(crate) enum Command {
-    Add {
-        spec: Box<SequenceSpec>,
-        tap: Option<Box<dyn StepTap>>,
-        reply: oneshot::Sender<Result<SequenceStream, SubmitError>>,
+    Enter {
+        work: Box<Work>,
+        reply: oneshot::Sender<Result<SequenceGroup, SubmitError>>,
     },
     Reserve {
         tokens: usize,
         growth: usize,
+        choices: usize,
         reply: oneshot::Sender<Result<ReservedBlocks, SubmitError>>,
     },
-    Commit {
-        reserved: ReservedBlocks,
-        spec: Box<SequenceSpec>,
-        num_computed: usize,
-        reply: oneshot::Sender<Result<SequenceStream, SubmitError>>,
-    },
+}
+
+/// What enters the engine.
+pub(crate) enum Work {
+    One(SequenceSpec, Option<Box<dyn StepTap>>),
+    Choices(Vec<SequenceSpec>),
+    Beams(SequenceSpec, usize),
+    Commit(ReservedBlocks, Vec<SequenceSpec>, usize),
+    CommitBeams(ReservedBlocks, SequenceSpec, usize, usize),
 }
 
 /// Returns give back what was granted; they are never refused.
@@ -172,18 +154,6 @@ struct State {
     audited: Option<Instant>,
 }
 
-/// What the thread keeps of a sequence beside the engine's own state.
-struct Record {
-    events: mpsc::Sender<SequenceEvent>,
-    tap: Option<Box<dyn StepTap>>,
-    /// Arrival, or the end of the step that sampled the last token.
-    waiting_since: Instant,
-    /// Wait before the first step since then.
-    queued: Option<Duration>,
-    /// Computing since then.
-    computed: Duration,
-}
-
 impl State {
     fn run(mut self) {
         let (mut commands, mut returns) = (Vec::new(), Vec::new());
@@ -249,46 +219,66 @@ impl State {
     /// A reply whose receiver is gone is dropped, and what it held comes back through the inbox.
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Add { spec, tap, reply } => {
-                let capacity = event_capacity(&spec);
-                let added = self.engine.add(*spec).map_err(SubmitError::from);
-                let _unheard = reply.send(added.map(|id| self.track(id, capacity, tap)));
+            Command::Enter { work, reply } => {
+                if let Some(entered) = self.enter(*work) {
+                    let _unheard = reply.send(entered);
+                }
             }
-            Command::Reserve { tokens, growth, reply } => {
-                let reserved = self.engine.reserve(tokens, growth).map_err(SubmitError::from);
-                let _unheard = reply.send(reserved.map(|r| ReservedBlocks::new(r, self.inbox.clone())));
-            }
-            Command::Commit {
-                reserved,
-                spec,
-                num_computed,
+            Command::Reserve {
+                tokens,
+                growth,
+                choices,
                 reply,
             } => {
-                let capacity = event_capacity(&spec);
-                let Some(reservation) = reserved.take() else { return };
-                let committed = self
-                    .engine
-                    .commit(reservation, *spec, num_computed)
-                    .map_err(SubmitError::from);
-                let _unheard = reply.send(committed.map(|id| self.track(id, capacity, None)));
+                let reserved = self.engine.reserve_choices(tokens, growth, choices);
+                let reserved = reserved.map_err(SubmitError::from);
+                let _unheard = reply.send(reserved.map(|r| ReservedBlocks::new(r, self.inbox.clone())));
             }
         }
     }
 
-    fn track(&mut self, id: SequenceId, capacity: usize, tap: Option<Box<dyn StepTap>>) -> SequenceStream {
-        let (events, receiver) = mpsc::channel(capacity);
-        let waiting_since = self.clock.now();
-        self.records.insert(
-            id,
-            Record {
-                events,
-                tap,
-                waiting_since,
-                queued: None,
-                computed: Duration::ZERO,
-            },
-        );
-        SequenceStream::new(id, receiver, self.inbox.clone())
+    /// `None` if what was reserved is gone, which cannot be while somebody has it.
+    fn enter(&mut self, work: Work) -> Option<Result<SequenceGroup, SubmitError>> {
+        let entered = match work {
+            Work::One(spec, tap) => {
+                let capacity = event_capacity(&spec);
+                let added = self.engine.add(spec).map_err(SubmitError::from);
+                added.map(|id| self.track(vec![id], capacity, tap))
+            }
+            Work::Choices(specs) => {
+                let capacity = specs.iter().map(event_capacity).sum();
+                let added = self.engine.add_choices(specs).map_err(SubmitError::from);
+                added.map(|ids| self.track(ids, capacity, None))
+            }
+            Work::Beams(spec, width) => {
+                let added = self.engine.add_beams(spec, width).map_err(SubmitError::from);
+                added.map(|id| self.track(vec![id], BEAM_EVENTS, None))
+            }
+            Work::Commit(reserved, specs, num_computed) => {
+                let capacity = specs.iter().map(event_capacity).sum();
+                let committed = self.engine.commit_choices(reserved.take()?, specs, num_computed);
+                let committed = committed.map_err(SubmitError::from);
+                committed.map(|ids| self.track(ids, capacity, None))
+            }
+            Work::CommitBeams(reserved, spec, num_computed, width) => {
+                let committed = self.engine.commit_beams(reserved.take()?, spec, num_computed, width);
+                let committed = committed.map_err(SubmitError::from);
+                committed.map(|id| self.track(vec![id], BEAM_EVENTS, None))
+            }
+        };
+        Some(entered)
+    }
+
+    /// Opens one queue for the events of sequences that belong together. `tap` follows the first one.
+    fn track(&mut self, ids: Vec<SequenceId>, capacity: usize, tap: Option<Box<dyn StepTap>>) -> SequenceGroup {
+        let (events, receiver) = mpsc::channel(capacity.max(1));
+        let now = self.clock.now();
+        let mut tap = tap;
+        for (index, id) in ids.iter().enumerate() {
+            let record = Record::new(events.clone(), index, tap.take(), now);
+            self.records.insert(*id, record);
+        }
+        SequenceGroup::new(ids, receiver, self.inbox.clone())
     }
 
     /// Runs one step. False if there was nothing to plan.
@@ -308,12 +298,10 @@ impl State {
         let Some(plan) = self.engine.plan() else { return false };
         let rows = plan.token_ids.len();
         for planned in &plan.sequences {
-            let Some(record) = self.records.get_mut(&planned.id) else {
+            let Some(record) = self.records.get_mut(&planned.owner) else {
                 continue;
             };
-            record
-                .queued
-                .get_or_insert(started.saturating_duration_since(record.waiting_since));
+            record.begins(started);
             if let Some(mut tap) = record.tap.take() {
                 tap.step_begins(planned.start_position, &plan.block_ids[planned.blocks.range()]);
                 self.taps.push(Tapped {
@@ -326,8 +314,8 @@ impl State {
         let outcome = self.runner.execute(plan, &mut Taps(&mut self.taps), &mut self.output);
         let elapsed = self.clock.now().saturating_duration_since(started);
         for planned in &plan.sequences {
-            if let Some(record) = self.records.get_mut(&planned.id) {
-                record.computed += elapsed;
+            if let Some(record) = self.records.get_mut(&planned.owner) {
+                record.has_computed(plan.step, elapsed);
             }
         }
         for Tapped { id, tap, .. } in self.taps.drain(..) {
@@ -348,69 +336,8 @@ impl State {
             }
         }
         stats::step(elapsed, rows);
-        self.deliver();
+        deliver(&mut self.events, &mut self.records, self.clock.now());
         true
-    }
-
-    fn deliver(&mut self) {
-        let now = self.clock.now();
-        let mut events = std::mem::take(&mut self.events);
-        for event in events.drain(..) {
-            match event {
-                EngineEvent::Token {
-                    id,
-                    token,
-                    batch_size,
-                    cached_tokens,
-                    prompt_logprobs,
-                    finish,
-                } => {
-                    let Some(record) = self.records.get_mut(&id) else {
-                        continue;
-                    };
-                    let timing = record.timing(batch_size, now);
-                    record.send(
-                        id,
-                        SequenceEvent::Token(TokenEvent {
-                            token,
-                            timing,
-                            cached_tokens,
-                            prompt_logprobs,
-                            finish,
-                        }),
-                    );
-                }
-                EngineEvent::Failed { id, message } => {
-                    if let Some(record) = self.records.remove(&id) {
-                        record.send(id, SequenceEvent::Failed(message));
-                    }
-                }
-                EngineEvent::Preempted { .. } => stats::preempted(),
-            }
-        }
-        self.events = events;
-    }
-}
-
-impl Record {
-    fn timing(&mut self, batch_size: u32, now: Instant) -> StepTiming {
-        let timing = StepTiming {
-            batch_size,
-            queue_us: micros(self.queued.take().unwrap_or_default()),
-            compute_us: micros(std::mem::take(&mut self.computed)),
-        };
-        self.waiting_since = now;
-        timing
-    }
-
-    fn send(&self, id: SequenceId, event: SequenceEvent) {
-        match self.events.try_send(event) {
-            // Closed: the owner has gone and its cancel is on the way.
-            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => {}
-            Err(mpsc::error::TrySendError::Full(_)) => {
-                tracing::error!(?id, "more events than the sequence can have tokens; event dropped");
-            }
-        }
     }
 }
 
@@ -431,21 +358,6 @@ impl LayerObserver for Taps<'_> {
             tapped.tap.layer_computed(layer, tapped.computed_tokens);
         }
     }
-}
-
-/// Every token the sequence can still get, and one failure.
-fn event_capacity(spec: &SequenceSpec) -> usize {
-    let generated = spec.token_ids.len().saturating_sub(spec.prompt_len);
-    let left = if spec.first_only {
-        1
-    } else {
-        (spec.stop.max_tokens as usize).saturating_sub(generated)
-    };
-    left + 2
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// The way into the thread.

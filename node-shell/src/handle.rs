@@ -8,7 +8,7 @@ use protocol::control::{JobError, JobErrorKind};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::engine_thread::{Command, EngineInbox, Return, SequenceEvent, StepTap};
+use crate::engine_thread::{Command, EngineInbox, Return, SequenceEvent, StepTap, Work};
 use crate::queue::Refused;
 
 /// Handle to the engine thread; cheap to clone.
@@ -109,7 +109,7 @@ impl From<Refused> for SubmitError {
 impl From<AddError> for SubmitError {
     fn from(error: AddError) -> Self {
         match &error {
-            AddError::Spec(_) => Self::Invalid(error.to_string()),
+            AddError::Spec(_) | AddError::Beam(_) | AddError::PromptLogprobs => Self::Invalid(error.to_string()),
             AddError::Full { .. } => Self::Full(error.to_string()),
         }
     }
@@ -123,7 +123,9 @@ impl From<ReserveError> for SubmitError {
                 free: narrow(free),
             },
             ReserveError::NoSlots { .. } => Self::Full(error.to_string()),
-            ReserveError::Empty | ReserveError::TooLong { .. } => Self::Invalid(error.to_string()),
+            ReserveError::Empty | ReserveError::TooLong { .. } | ReserveError::Choices { .. } => {
+                Self::Invalid(error.to_string())
+            }
         }
     }
 }
@@ -149,21 +151,50 @@ impl EngineHandle {
         self.load.clone()
     }
 
-    /// Adds a sequence whose KV is computed here. `tap` follows its layers.
-    pub async fn add(&self, spec: SequenceSpec, tap: Option<Box<dyn StepTap>>) -> Result<SequenceStream, SubmitError> {
+    async fn enter(&self, work: Work) -> Result<SequenceGroup, SubmitError> {
         let (reply, answer) = oneshot::channel();
-        self.inbox.push(Command::Add {
-            spec: Box::new(spec),
-            tap,
+        self.inbox.push(Command::Enter {
+            work: Box::new(work),
             reply,
         })?;
         answer.await.map_err(|_| SubmitError::Stopped)?
     }
 
-    /// Reserves blocks for `tokens` tokens, all of them now. The sequence may add up to `growth` tokens afterwards.
+    /// Adds a sequence whose KV is computed here. `tap` follows its layers.
+    pub async fn add(&self, spec: SequenceSpec, tap: Option<Box<dyn StepTap>>) -> Result<SequenceStream, SubmitError> {
+        Ok(SequenceStream(self.enter(Work::One(spec, tap)).await?))
+    }
+
+    /// Adds sequences whose KV is computed here, that of their common beginning once.
+    pub async fn add_choices(&self, specs: Vec<SequenceSpec>) -> Result<SequenceGroup, SubmitError> {
+        self.enter(Work::Choices(specs)).await
+    }
+
+    /// Adds a beam search over the continuations of a prompt that is computed here.
+    pub async fn add_beams(&self, spec: SequenceSpec, width: usize) -> Result<SequenceStream, SubmitError> {
+        Ok(SequenceStream(self.enter(Work::Beams(spec, width)).await?))
+    }
+
+    /// As [`Self::reserve_choices`], for one sequence.
     pub async fn reserve(&self, tokens: usize, growth: usize) -> Result<ReservedBlocks, SubmitError> {
+        self.reserve_choices(tokens, growth, 1).await
+    }
+
+    /// Reserves blocks for `tokens` tokens, all of them now. `choices` sequences will share them, and each may add up to
+    /// `growth` tokens afterwards.
+    pub async fn reserve_choices(
+        &self,
+        tokens: usize,
+        growth: usize,
+        choices: usize,
+    ) -> Result<ReservedBlocks, SubmitError> {
         let (reply, answer) = oneshot::channel();
-        self.inbox.push(Command::Reserve { tokens, growth, reply })?;
+        self.inbox.push(Command::Reserve {
+            tokens,
+            growth,
+            choices,
+            reply,
+        })?;
         answer.await.map_err(|_| SubmitError::Stopped)?
     }
 
@@ -174,14 +205,30 @@ impl EngineHandle {
         spec: SequenceSpec,
         num_computed: usize,
     ) -> Result<SequenceStream, SubmitError> {
-        let (reply, answer) = oneshot::channel();
-        self.inbox.push(Command::Commit {
-            reserved,
-            spec: Box::new(spec),
-            num_computed,
-            reply,
-        })?;
-        answer.await.map_err(|_| SubmitError::Stopped)?
+        let one = self.commit_choices(reserved, vec![spec], num_computed).await?;
+        Ok(SequenceStream(one))
+    }
+
+    /// As [`Self::commit`], for several sequences that share the blocks.
+    pub async fn commit_choices(
+        &self,
+        reserved: ReservedBlocks,
+        specs: Vec<SequenceSpec>,
+        num_computed: usize,
+    ) -> Result<SequenceGroup, SubmitError> {
+        self.enter(Work::Commit(reserved, specs, num_computed)).await
+    }
+
+    /// As [`Self::commit`], for a beam search of that width over the continuations of `spec`.
+    pub async fn commit_beams(
+        &self,
+        reserved: ReservedBlocks,
+        spec: SequenceSpec,
+        num_computed: usize,
+        width: usize,
+    ) -> Result<SequenceStream, SubmitError> {
+        let work = Work::CommitBeams(reserved, spec, num_computed, width);
+        Ok(SequenceStream(self.enter(work).await?))
     }
 
     /// Ends the engine thread once it has taken what is queued. Running sequences end without a further event.
@@ -190,27 +237,68 @@ impl EngineHandle {
     }
 }
 
-/// A sequence's events. Dropping it cancels the sequence, whatever its state, and frees its blocks, held ones too.
-pub struct SequenceStream {
-    id: SequenceId,
-    events: mpsc::Receiver<SequenceEvent>,
+/// The events of a sequence, or of a beam search. Dropping it cancels the sequence, whatever its state, and frees its blocks,
+/// held ones too.
+pub struct SequenceStream(SequenceGroup);
+
+impl SequenceStream {
+    /// The next event; `None` once the engine has ended. Cancel-safe.
+    pub async fn next(&mut self) -> Option<SequenceEvent> {
+        self.0.next().await.map(|(_, event)| event)
+    }
+}
+
+/// The events of sequences that belong together, each with the index of its sequence. Dropping it cancels all of them.
+pub struct SequenceGroup {
+    ids: Vec<SequenceId>,
+    events: mpsc::Receiver<(usize, SequenceEvent)>,
     inbox: EngineInbox,
 }
 
-impl SequenceStream {
-    pub(crate) fn new(id: SequenceId, events: mpsc::Receiver<SequenceEvent>, inbox: EngineInbox) -> Self {
-        Self { id, events, inbox }
+impl SequenceGroup {
+    pub(crate) fn new(
+        ids: Vec<SequenceId>,
+        events: mpsc::Receiver<(usize, SequenceEvent)>,
+        inbox: EngineInbox,
+    ) -> Self {
+        Self { ids, events, inbox }
     }
 
-    /// The next event; `None` once the engine has ended.
-    pub async fn next(&mut self) -> Option<SequenceEvent> {
+    /// How many sequences there are.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// True if there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// The next event; `None` once the engine has ended. Cancel-safe.
+    pub async fn next(&mut self) -> Option<(usize, SequenceEvent)> {
         self.events.recv().await
+    }
+
+    /// Appends the events that are there, at least one, to `events`: those of one step come together. Nothing is appended
+    /// once the engine has ended. Cancel-safe.
+    pub async fn next_all(&mut self, events: &mut Vec<(usize, SequenceEvent)>) {
+        let most = self.ids.len().max(1);
+        self.events.recv_many(events, most).await;
+    }
+
+    /// Cancels the sequence of that index. Events of it that are on their way still come.
+    pub fn cancel(&self, index: usize) {
+        if let Some(id) = self.ids.get(index) {
+            self.inbox.give_back(Return::Sequence(*id));
+        }
     }
 }
 
-impl Drop for SequenceStream {
+impl Drop for SequenceGroup {
     fn drop(&mut self) {
-        self.inbox.give_back(Return::Sequence(self.id));
+        for id in &self.ids {
+            self.inbox.give_back(Return::Sequence(*id));
+        }
     }
 }
 

@@ -1,11 +1,11 @@
-//! One job stream: events out, cancel in.
+//! One job stream: events out, updates and cancel in.
 
 use std::time::Duration;
 
 use protocol::codec::MAX_CONTROL_BYTES;
-use protocol::control::{Job, JobError, JobErrorKind, JobEvent};
+use protocol::control::{Job, JobError, JobErrorKind, JobEvent, JobUpdate};
 use quinn::{RecvStream, SendStream};
-use runtime::framing::{FramingError, MessageWriter, read_message};
+use runtime::framing::{FramingError, MessageReader, MessageWriter};
 use thiserror::Error;
 use tokio::time::timeout;
 
@@ -21,25 +21,54 @@ pub struct JobGone(#[from] FramingError);
 #[derive(Debug)]
 pub struct JobStream {
     writer: MessageWriter,
+    /// `None` once the coordinator has said all it will.
+    updates: Option<MessageReader>,
 }
 
 impl JobStream {
     /// Reads the job of a new stream. `None` if the coordinator took it back before it was complete.
-    pub(crate) async fn accept(send: SendStream, mut recv: RecvStream) -> Result<Option<(Job, Self)>, FramingError> {
+    pub(crate) async fn accept(send: SendStream, recv: RecvStream) -> Result<Option<(Job, Self)>, FramingError> {
         let writer = MessageWriter::new(send, MAX_CONTROL_BYTES);
-        let job = read_message(&mut recv, MAX_CONTROL_BYTES).await?;
-        Ok(job.map(|job| (job, Self { writer })))
+        let mut reader = MessageReader::new(recv, MAX_CONTROL_BYTES);
+        let job = reader.next().await?;
+        let updates = Some(reader);
+        Ok(job.map(|job| (job, Self { writer, updates })))
     }
 
     /// Sends an event.
     pub async fn send(&mut self, event: &JobEvent) -> Result<(), JobGone> {
-        deliver(&mut self.writer, event).await
+        self.send_all(std::slice::from_ref(event)).await
+    }
+
+    /// Sends several events at once.
+    pub async fn send_all(&mut self, events: &[JobEvent]) -> Result<(), JobGone> {
+        deliver(&mut self.writer, events).await
+    }
+
+    /// The coordinator's next update of the job, or its cancel, or the loss of the link. Cancel-safe.
+    pub async fn update(&mut self) -> Result<JobUpdate, JobGone> {
+        loop {
+            let Some(updates) = &mut self.updates else {
+                return Err(self.cancelled().await);
+            };
+            let stopped = tokio::select! {
+                stopped = self.writer.stopped() => stopped,
+                update = updates.next() => match update? {
+                    Some(update) => return Ok(update),
+                    None => {
+                        self.updates = None;
+                        continue;
+                    }
+                },
+            };
+            return Err(gone(stopped));
+        }
     }
 
     /// Sends the job's last event and ends the stream cleanly. Returns when the coordinator has it: a node that drains
     /// closes its links when its last job has ended, and with them whatever is still under way.
     pub async fn end(mut self, event: &JobEvent) -> Result<(), JobGone> {
-        deliver(&mut self.writer, event).await?;
+        deliver(&mut self.writer, std::slice::from_ref(event)).await?;
         self.writer.finish()?;
         match timeout(DELIVERY_TIMEOUT, self.writer.stopped()).await {
             // A coordinator that stops reading here has its last event, or does not want it.
@@ -63,17 +92,21 @@ impl JobStream {
 
     /// Resolves when the coordinator cancels the job or the link is lost. Cancel-safe.
     pub async fn cancelled(&mut self) -> JobGone {
-        match self.writer.stopped().await {
-            // The stream was not finished, so its end cannot have been acknowledged.
-            Ok(()) => JobGone(FramingError::Closed),
-            Err(error) => JobGone(error),
-        }
+        gone(self.writer.stopped().await)
     }
 }
 
-/// Writes an event, unless the coordinator lives and takes none: whoever holds blocks must not wait for it for ever.
-async fn deliver(writer: &mut MessageWriter, event: &JobEvent) -> Result<(), JobGone> {
-    match timeout(DELIVERY_TIMEOUT, writer.write(event)).await {
+fn gone(stopped: Result<(), FramingError>) -> JobGone {
+    match stopped {
+        // The stream was not finished, so its end cannot have been acknowledged.
+        Ok(()) => JobGone(FramingError::Closed),
+        Err(error) => JobGone(error),
+    }
+}
+
+/// Writes events, unless the coordinator lives and takes none: whoever holds blocks must not wait for it for ever.
+async fn deliver(writer: &mut MessageWriter, events: &[JobEvent]) -> Result<(), JobGone> {
+    match timeout(DELIVERY_TIMEOUT, writer.write_all(events)).await {
         Ok(written) => Ok(written?),
         Err(_) => Err(JobGone(FramingError::Connection {
             reason: format!("the coordinator takes no event for {DELIVERY_TIMEOUT:?}"),

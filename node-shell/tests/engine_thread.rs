@@ -43,9 +43,9 @@ fn spec(prompt: &[u32], max_tokens: u32) -> SequenceSpec {
             ignore_eos: false,
             stop_token_ids: vec![],
         },
-        prompt_logprobs: false,
+        prompt_logprobs: None,
         on_finish: OnFinish::Release,
-        first_only: false,
+        first_only: None,
         cache_key: 0,
     }
 }
@@ -137,6 +137,74 @@ async fn reservations_come_back_when_dropped_and_run_when_committed() {
     assert!(matches!(handle.reserve(128, 5).await, Err(SubmitError::Invalid(_))));
     drop((all, more));
     idle(&handle).await;
+}
+
+#[tokio::test]
+async fn choices_share_a_queue_and_one_of_them_can_be_cancelled() {
+    let (handle, _thread) = start(engine(), Box::new(scripted()), Clock, 64, None).expect("a thread");
+    let prompt: Vec<u32> = (0..13).collect();
+    let specs = || (0..3).map(|choice| choice_of(&prompt, choice, 90)).collect();
+    let mut group = handle.add_choices(specs()).await.expect("added");
+    assert_eq!(group.len(), 3);
+    group.cancel(1);
+    let (mut events, mut found, mut open) = (Vec::new(), vec![Vec::new(); 3], 2);
+    while open > 0 {
+        group.next_all(&mut events).await;
+        assert!(!events.is_empty(), "the engine has ended");
+        for (index, event) in events.drain(..) {
+            let SequenceEvent::Token(event) = event else {
+                panic!("{event:?}")
+            };
+            open -= usize::from(event.finish.is_some());
+            found[index].push(event.token);
+        }
+    }
+    for (index, choice) in [(0, 0), (2, 2)] {
+        let spec = choice_of(&prompt, choice, 90);
+        let (expected, _) = MODEL.generate(&prompt, prompt.len(), &spec.sampling, &spec.stop, 128);
+        assert_eq!(found[index], expected, "choice {choice}");
+    }
+    assert!(found[1].len() < 90, "the cancelled one went on");
+    // Dropped in the middle, all of them end.
+    let mut group = handle.add_choices(specs()).await.expect("added");
+    group.next().await.expect("a token");
+    drop(group);
+    idle(&handle).await;
+}
+
+#[tokio::test]
+async fn a_beam_search_answers_once_with_the_step_of_every_position() {
+    let (handle, _thread) = start(engine(), Box::new(scripted()), Clock, 64, None).expect("a thread");
+    let mut search = handle.add_beams(spec(&[4, 5, 6], 7), 3).await.expect("added");
+    let Some(SequenceEvent::Beams(beams)) = search.next().await else {
+        panic!("no beams")
+    };
+    assert_eq!(beams.len(), 3);
+    for beam in &beams {
+        assert_eq!(beam.tokens.len(), 7);
+        assert!(beam.tokens[1..].iter().all(|(_, step)| step.batch_size == 3));
+        assert_eq!(
+            beam.tokens[0].1.batch_size, 1,
+            "the first position comes of the prompt alone"
+        );
+    }
+    assert!(search.next().await.is_none());
+    let wide = handle.add_beams(spec(&[4, 5, 6], 7), 9).await;
+    assert!(matches!(wide, Err(SubmitError::Invalid(_))));
+    drop(handle.add_beams(spec(&[4, 5, 6], 50), 3).await.expect("added"));
+    idle(&handle).await;
+}
+
+fn choice_of(prompt: &[u32], choice: u32, max_tokens: u32) -> SequenceSpec {
+    let sampling = SamplingParams {
+        greedy: false,
+        choice,
+        ..SamplingParams::greedy()
+    };
+    SequenceSpec {
+        sampling: Arc::new(sampling),
+        ..spec(prompt, max_tokens)
+    }
 }
 
 /// A runner that waits for a permit before every step.
@@ -280,7 +348,7 @@ async fn a_tap_sees_every_layer_of_every_chunk_and_held_blocks_stay_until_the_dr
     let prompt: Vec<u32> = (0..18).collect();
     let held = SequenceSpec {
         on_finish: OnFinish::Hold,
-        first_only: true,
+        first_only: Some(1),
         ..spec(&prompt, 7)
     };
     let mut stream = handle.add(held, Some(Box::new(Notes(notes)))).await.expect("added");
@@ -302,7 +370,7 @@ async fn a_tap_sees_every_layer_of_every_chunk_and_held_blocks_stay_until_the_dr
     let (notes, heard) = sync_channel(100);
     let again = SequenceSpec {
         on_finish: OnFinish::Hold,
-        first_only: true,
+        first_only: Some(1),
         ..spec(&prompt, 7)
     };
     let mut stream = handle.add(again, Some(Box::new(Notes(notes)))).await.expect("added");

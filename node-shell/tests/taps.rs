@@ -49,9 +49,9 @@ fn spec(prompt: &[u32], max_tokens: u32) -> SequenceSpec {
             ignore_eos: false,
             stop_token_ids: vec![],
         },
-        prompt_logprobs: false,
+        prompt_logprobs: None,
         on_finish: OnFinish::Release,
-        first_only: false,
+        first_only: None,
         cache_key: 0,
     }
 }

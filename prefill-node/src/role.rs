@@ -7,12 +7,12 @@ use engine::sequence::{OnFinish, SequenceSpec};
 use kv_transfer::core::Extent;
 use kv_transfer::error::TransferError;
 use kv_transfer::pusher::{Push, Pusher};
-use node_shell::engine_thread::{SequenceEvent, StepTap, TokenEvent};
+use node_shell::engine_thread::{ComputedEvent, SequenceEvent, StepTap, TokenEvent};
 use node_shell::handle::SequenceStream;
 use node_shell::job::{JobGone, JobStream, check_tokens};
 use node_shell::process::{NodeContext, NodeRole};
 use protocol::control::{HandoffTarget, Job, JobError, JobErrorKind, JobEvent, PrefillJob, PromptComputed};
-use protocol::sampling::PromptLogprob;
+use protocol::sampling::StopRules;
 use protocol::transfer::PushOpen;
 use runtime::quic::Link;
 use tokio::time::timeout_at;
@@ -30,6 +30,43 @@ pub struct PrefillRole {
 struct Handoff {
     push: Push,
     backlog: Backlog,
+}
+
+/// What came of a prompt.
+struct Computed {
+    event: PromptComputed,
+    /// The first tokens end all choices; there is at least one.
+    all_ended: bool,
+}
+
+impl From<TokenEvent> for Computed {
+    fn from(first: TokenEvent) -> Self {
+        let all_ended = first.finish.is_some() && first.others.iter().all(|(_, finish)| finish.is_some());
+        let others = first.others.into_iter().map(|(token, _)| token);
+        Self {
+            event: PromptComputed {
+                tokens: std::iter::once(first.token).chain(others).collect(),
+                step: first.timing,
+                cached_tokens: first.cached_tokens,
+                prompt_logprobs: first.prompt_logprobs,
+            },
+            all_ended,
+        }
+    }
+}
+
+impl From<ComputedEvent> for Computed {
+    fn from(computed: ComputedEvent) -> Self {
+        Self {
+            event: PromptComputed {
+                tokens: Vec::new(),
+                step: computed.timing,
+                cached_tokens: computed.cached_tokens,
+                prompt_logprobs: computed.prompt_logprobs,
+            },
+            all_ended: false,
+        }
+    }
 }
 
 /// Why a job ends without its normal last event.
@@ -108,34 +145,28 @@ impl PrefillRole {
             .add(spec(job), tap)
             .await
             .map_err(|error| Stop::Failed(error.into_job_error()))?;
-        let first = self.first_token(&mut sequence, handoff.as_mut(), stream).await?;
-        let token = first.token.token;
-        let plain = |logprob| PromptLogprob {
-            logprob,
-            top: Vec::new(),
-        };
-        let event = PromptComputed {
-            tokens: vec![first.token],
-            step: first.timing,
-            cached_tokens: first.cached_tokens,
-            prompt_logprobs: first.prompt_logprobs.map(|all| all.into_iter().map(plain).collect()),
-        };
-        stream.send(&JobEvent::Computed(event)).await?;
-        match (first.finish, handoff) {
-            (Some(_), _) => Ok(JobEvent::Finished),
-            (None, Some(handoff)) => self.hand_over(job, handoff, token, stream).await,
-            (None, None) => Err(Stop::failed(JobErrorKind::Invalid, NO_TARGET)),
+        let computed = self.computed(&mut sequence, handoff.as_mut(), stream).await?;
+        let tokens = computed.event.tokens.iter().map(|token| token.token).collect();
+        stream.send(&JobEvent::Computed(computed.event)).await?;
+        match (computed.all_ended, handoff) {
+            (true, _) => Ok(JobEvent::Finished),
+            (false, Some(handoff)) => self.hand_over(job, handoff, tokens, stream).await,
+            (false, None) if job.choices == 0 => Ok(JobEvent::Finished),
+            (false, None) => Err(Stop::failed(JobErrorKind::Invalid, NO_TARGET)),
         }
         // `sequence` is dropped here: its blocks, held until now, are free.
     }
 
     fn check(&self, job: &PrefillJob) -> Result<(), String> {
         check_tokens(&job.token_ids, self.context.vocab_size, self.context.max_seq_len)?;
-        if job.choices != 1 {
-            return Err(format!("choices = {}: this node draws one first token", job.choices));
+        if job.choices > MAX_CHOICES {
+            return Err(format!(
+                "choices = {}: at most {MAX_CHOICES} first tokens are drawn",
+                job.choices
+            ));
         }
-        if let Some(top @ 1..) = job.prompt_logprobs {
-            return Err(format!("prompt_logprobs = {top}: this node reports no alternatives"));
+        if job.choices == 0 {
+            return Ok(());
         }
         match (job.stop.max_tokens, &job.handoff) {
             (0, _) => Err("stop.max_tokens = 0: at least one token is generated".to_owned()),
@@ -188,14 +219,14 @@ impl PrefillRole {
         Box::new(handoff.backlog.tap(pool, push))
     }
 
-    /// Waits for the first token, a failure of the push, or the coordinator's cancel. Sends meanwhile what is in the pool
+    /// Waits for the first tokens, a failure of the push, or the coordinator's cancel. Sends meanwhile what is in the pool
     /// already.
-    async fn first_token(
+    async fn computed(
         &self,
         sequence: &mut SequenceStream,
         handoff: Option<&mut Handoff>,
         stream: &mut JobStream,
-    ) -> Result<TokenEvent, Stop> {
+    ) -> Result<Computed, Stop> {
         let pushed = async {
             let Some(Handoff { push, backlog }) = handoff else {
                 return std::future::pending().await;
@@ -209,8 +240,12 @@ impl PrefillRole {
         tokio::select! {
             gone = stream.cancelled() => Err(gone.into()),
             event = sequence.next() => match event {
-                Some(SequenceEvent::Token(token)) => Ok(token),
+                Some(SequenceEvent::Token(token)) => Ok(token.into()),
+                Some(SequenceEvent::Computed(computed)) => Ok(computed.into()),
                 Some(SequenceEvent::Failed(problem)) => Err(Stop::failed(JobErrorKind::Internal, problem)),
+                Some(SequenceEvent::Beams(_)) => {
+                    Err(Stop::failed(JobErrorKind::Internal, "a prompt has led to the end of a beam search"))
+                }
                 None => Err(Stop::failed(JobErrorKind::Draining, "the engine has stopped")),
             },
             stop = pushed => Err(stop),
@@ -221,7 +256,7 @@ impl PrefillRole {
         &self,
         job: &PrefillJob,
         handoff: Handoff,
-        token: u32,
+        first_tokens: Vec<u32>,
         stream: &mut JobStream,
     ) -> Result<JobEvent, Stop> {
         let num_tokens = u32::try_from(job.token_ids.len()).unwrap_or(u32::MAX);
@@ -230,7 +265,7 @@ impl PrefillRole {
             if let Err(problem) = backlog.flush(&self.context.pool, &push.staging()).await {
                 return Err(Stop::Failed(blame(&mut push, problem).await));
             }
-            Ok(push.commit(num_tokens, vec![token]).await?)
+            Ok(push.commit(num_tokens, first_tokens).await?)
         };
         tokio::select! {
             gone = stream.cancelled() => Err(gone.into()),
@@ -238,6 +273,9 @@ impl PrefillRole {
         }
     }
 }
+
+/// Most first tokens that a job draws: what a prompt's last step may cost the others beside it.
+const MAX_CHOICES: u32 = 1024;
 
 const NO_TARGET: &str = "handoff is missing: stop.max_tokens allows more tokens than the first";
 
@@ -264,14 +302,18 @@ fn spec(job: &PrefillJob) -> SequenceSpec {
         token_ids: job.token_ids.clone(),
         prompt_len: job.token_ids.len(),
         sampling: Arc::new(job.sampling.clone()),
-        stop: job.stop.clone(),
-        prompt_logprobs: job.prompt_logprobs.is_some(),
+        stop: StopRules {
+            // A job that draws no token may say that none is wanted.
+            max_tokens: job.stop.max_tokens.max(1),
+            ..job.stop.clone()
+        },
+        prompt_logprobs: job.prompt_logprobs,
         on_finish: if job.handoff.is_some() {
             OnFinish::Hold
         } else {
             OnFinish::Release
         },
-        first_only: true,
+        first_only: Some(job.choices),
         cache_key: 0,
     }
 }

@@ -236,7 +236,8 @@ pub struct PromptComputed {
     pub prompt_logprobs: Option<Vec<PromptLogprob>>,
 }
 
-/// One hypothesis of a beam search.
+/// One hypothesis of a beam search. Its last token is the one that ended it: an end or stop token, or the last one that
+/// `stop.max_tokens` allows.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct Beam {
     /// Its tokens by position, and the step of each.

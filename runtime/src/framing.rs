@@ -214,6 +214,15 @@ impl MessageWriter {
         write_message(&mut self.stream, message, self.limit).await
     }
 
+    /// Writes several messages at once. Not cancel-safe.
+    pub async fn write_all<T: Encode>(&mut self, messages: &[T]) -> Result<(), FramingError> {
+        let mut bytes = Vec::new();
+        for message in messages {
+            bytes.append(&mut codec::encode(message, self.limit)?);
+        }
+        Ok(self.stream.write_chunk(Bytes::from(bytes)).await?)
+    }
+
     /// Writes one message and raw bytes behind it, which are not copied. Not cancel-safe.
     pub async fn write_with_payload<T: Encode>(&mut self, message: &T, payload: Bytes) -> Result<(), FramingError> {
         let head = Bytes::from(codec::encode(message, self.limit)?);

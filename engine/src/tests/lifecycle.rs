@@ -70,7 +70,7 @@ fn a_sequence_with_generated_tokens_goes_on_where_it_was() {
     let id = bench.add(SequenceSpec {
         prompt_len: 9,
         sampling: Arc::new(sampling),
-        prompt_logprobs: true,
+        prompt_logprobs: Some(0),
         ..spec(tokens, 8)
     });
     bench.run();
@@ -94,8 +94,8 @@ fn first_only_ends_after_one_token_and_says_what_the_rules_say() {
         let mut bench = Bench::new(limits());
         let id = bench.add(SequenceSpec {
             stop,
-            first_only: true,
-            prompt_logprobs: true,
+            first_only: Some(1),
+            prompt_logprobs: Some(0),
             ..spec(prompt(1, 5), 1)
         });
         bench.run();
@@ -107,7 +107,7 @@ fn first_only_ends_after_one_token_and_says_what_the_rules_say() {
         ..limits()
     });
     let id = bench.add(SequenceSpec {
-        first_only: true,
+        first_only: Some(1),
         ..spec(prompt(1, 5), 9)
     });
     bench.run();
@@ -119,7 +119,7 @@ fn held_blocks_can_be_read_and_hold_the_prompt() {
     let mut bench = Bench::new(limits());
     let held = SequenceSpec {
         on_finish: OnFinish::Hold,
-        first_only: true,
+        first_only: Some(1),
         ..spec(prompt(1, 13), 9)
     };
     let id = bench.add(held);
@@ -156,7 +156,7 @@ fn prompt_logprobs_survive_chunks_and_a_preemption() {
     bench.run_steps(24);
     // Is thrown out in the middle of its prompt, when the other one has grown.
     let id = bench.add(SequenceSpec {
-        prompt_logprobs: true,
+        prompt_logprobs: Some(0),
         ..spec(prompt(2, 36), 2)
     });
     bench.run();
@@ -169,7 +169,7 @@ fn prompt_logprobs_survive_chunks_and_a_preemption() {
 fn a_prompt_of_one_token_has_no_log_probabilities_to_report() {
     let mut bench = Bench::new(limits());
     bench.add(SequenceSpec {
-        prompt_logprobs: true,
+        prompt_logprobs: Some(0),
         ..spec(vec![5], 2)
     });
     bench.run();
@@ -283,7 +283,7 @@ fn a_sequence_that_comes_to_nothing_ends_alone() {
     let ids: Vec<SequenceId> = (0..4)
         .map(|salt| {
             bench.add(SequenceSpec {
-                prompt_logprobs: true,
+                prompt_logprobs: Some(0),
                 on_finish: OnFinish::Hold,
                 ..spec(prompt(salt, 3), 4)
             })

@@ -1,5 +1,6 @@
 //! Tests of the whole engine with the scripted runner.
 
+mod groups;
 mod lifecycle;
 mod prefixes;
 mod pressure;
@@ -11,7 +12,7 @@ mod script;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use protocol::sampling::{FinishReason, SampledToken, SamplingParams, StopRules};
+use protocol::sampling::{FinishReason, PromptLogprob, SampledToken, SamplingParams, StopRules};
 
 use crate::engine::Engine;
 use crate::event::EngineEvent;
@@ -61,9 +62,9 @@ fn spec(token_ids: Vec<u32>, max_tokens: u32) -> SequenceSpec {
         token_ids,
         sampling: Arc::new(SamplingParams::greedy()),
         stop: stop_at(max_tokens),
-        prompt_logprobs: false,
+        prompt_logprobs: None,
         on_finish: OnFinish::Release,
-        first_only: false,
+        first_only: None,
         cache_key: 0,
     }
 }
@@ -74,6 +75,8 @@ struct Observed {
     spec: SequenceSpec,
     /// What an undisturbed engine generates.
     expected: Vec<SampledToken>,
+    /// The first tokens of the choices after the first one, if `first_only` asks for some.
+    others: Vec<(SampledToken, Option<FinishReason>)>,
     /// What its last token says about its end; `None` if only `first_only` ends it.
     finish: Option<FinishReason>,
     seen: usize,
@@ -90,10 +93,18 @@ struct Bench {
     engine: Engine,
     runner: ScriptedRunner,
     observed: BTreeMap<SequenceId, Observed>,
+    beams: BTreeMap<SequenceId, groups::ObservedBeams>,
     reservations: Vec<Reservation>,
     preempted: usize,
     /// Who was in the last step.
     last_step: BTreeSet<SequenceId>,
+}
+
+impl Observed {
+    fn prompt_logprobs(&self) -> Option<Vec<PromptLogprob>> {
+        let alternatives = self.spec.prompt_logprobs?;
+        Some(MODEL.prompt_logprobs(&self.spec.token_ids[..self.spec.prompt_len], alternatives))
+    }
 }
 
 impl Bench {
@@ -113,6 +124,7 @@ impl Bench {
             engine,
             runner,
             observed: BTreeMap::new(),
+            beams: BTreeMap::new(),
             reservations: Vec::new(),
             preempted: 0,
             last_step: BTreeSet::new(),
@@ -128,13 +140,31 @@ impl Bench {
             &spec.stop,
             max_seq_len,
         );
-        let finish = (!spec.first_only || expected.len() == 1).then_some(reason);
-        if spec.first_only {
+        let mut finish = (spec.first_only.is_none() || expected.len() == 1).then_some(reason);
+        let mut others = Vec::new();
+        if let Some(choices) = spec.first_only {
             expected.truncate(1);
+            if choices == 0 {
+                finish = None;
+            }
+            let fits = |token: &SampledToken| {
+                let length = (spec.token_ids.len() + 1 >= max_seq_len).then_some(FinishReason::Length);
+                spec.stop.finish(token.token, token.position + 1).or(length)
+            };
+            others.extend((1..choices).map(|choice| {
+                let sampling = SamplingParams {
+                    choice: spec.sampling.choice + choice,
+                    ..(*spec.sampling).clone()
+                };
+                let token = MODEL.next_token(&spec.token_ids, spec.prompt_len, &sampling);
+                let finish = fits(&token);
+                (token, finish)
+            }));
         }
         let observed = Observed {
             spec,
             expected,
+            others,
             finish,
             seen: 0,
             cached_tokens: None,
@@ -167,6 +197,9 @@ impl Bench {
     fn cancel(&mut self, id: SequenceId) -> bool {
         if let Some(observed) = self.observed.get_mut(&id) {
             observed.ended = true;
+        }
+        if let Some(beams) = self.beams.get_mut(&id) {
+            beams.ended = true;
         }
         let known = self.engine.cancel(id);
         self.audit();
@@ -203,11 +236,17 @@ impl Bench {
         let message = self.runner.run(plan, &mut NoObserver).unwrap_err().to_string();
         let mut events = Vec::new();
         self.engine.fail_step(&message, &mut events);
-        let planned: BTreeSet<SequenceId> = plan.sequences.iter().map(|planned| planned.id).collect();
+        let planned: BTreeSet<SequenceId> = plan.sequences.iter().map(|planned| planned.owner).collect();
         let mut failed = BTreeSet::new();
         for event in events {
             if let EngineEvent::Failed { id, message } = &event {
                 assert_eq!(message, "step failed: power cut");
+                if let Some(beams) = self.beams.get_mut(id) {
+                    assert!(!beams.ended, "{id:?} failed after its end");
+                    (beams.ended, beams.failed) = (true, true);
+                    failed.insert(*id);
+                    continue;
+                }
                 let observed = self.observed.get_mut(id).unwrap();
                 assert!(!observed.ended, "{id:?} failed after its end");
                 (observed.ended, observed.failed) = (true, true);
@@ -216,9 +255,7 @@ impl Bench {
                 self.check_event(event, plan);
             }
         }
-        let living = planned
-            .iter()
-            .filter(|id| !self.observed[id].ended || failed.contains(id));
+        let living = planned.iter().filter(|id| !self.has_ended(**id) || failed.contains(id));
         assert!(living.eq(failed.iter()), "planned {planned:?}, failed {failed:?}");
         self.audit();
     }
@@ -241,6 +278,9 @@ impl Bench {
 
     /// All sequences have come to their expected end, and all blocks are back.
     fn assert_complete_and_idle(&self) {
+        for (id, beams) in &self.beams {
+            assert!(beams.ended, "{id:?} has not ended: {beams:?}");
+        }
         for (id, observed) in &self.observed {
             assert!(observed.ended, "{id:?} has not ended: {observed:?}");
         }
@@ -264,6 +304,7 @@ impl Bench {
                 cached_tokens,
                 prompt_logprobs,
                 finish,
+                others,
             } => {
                 let observed = self.observed.get_mut(&id).unwrap();
                 assert!(!observed.ended, "{id:?} has a token after its end");
@@ -274,12 +315,44 @@ impl Bench {
                     "token {} of {id:?}",
                     observed.seen
                 );
-                let logprobs = (observed.spec.prompt_logprobs && observed.seen == 0)
-                    .then(|| MODEL.prompt_logprobs(&observed.spec.token_ids[..observed.spec.prompt_len]));
-                assert_eq!(prompt_logprobs, logprobs, "prompt log-probabilities of {id:?}");
+                assert_ne!(observed.spec.first_only, Some(0), "{id:?} asked for no token");
+                assert_eq!(others, observed.others, "first tokens of {id:?}'s other choices");
+                let first = observed.seen == 0;
+                assert_eq!(
+                    prompt_logprobs,
+                    observed.prompt_logprobs().filter(|_| first),
+                    "prompt of {id:?}"
+                );
                 observed.seen += 1;
                 observed.ended = observed.seen == observed.expected.len();
                 assert_eq!(finish, observed.finish.filter(|_| observed.ended), "end of {id:?}");
+            }
+            EngineEvent::Computed {
+                id,
+                batch_size,
+                cached_tokens,
+                prompt_logprobs,
+            } => {
+                let observed = self.observed.get_mut(&id).unwrap();
+                assert!(
+                    !observed.ended && observed.spec.first_only == Some(0),
+                    "{id:?} is computed"
+                );
+                assert_eq!(batch_size as usize, plan.sequences.len());
+                assert_eq!(prompt_logprobs, observed.prompt_logprobs(), "prompt of {id:?}");
+                (observed.ended, observed.cached_tokens) = (true, Some(cached_tokens));
+            }
+            EngineEvent::BeamStep { id, batch_size } => {
+                assert!(self.beams.contains_key(&id));
+                assert_eq!(batch_size as usize, plan.sequences.len());
+            }
+            EngineEvent::Beams { id, beams } => self.check_beams(id, &beams),
+            // Members of a beam search have no events of their own.
+            EngineEvent::Preempted { id } if !self.observed.contains_key(&id) => self.preempted += 1,
+            EngineEvent::Failed { id, message } if self.beams.contains_key(&id) => {
+                let beams = self.beams.get_mut(&id).unwrap();
+                assert!(beams.failed && !beams.ended, "{id:?} failed: {message}");
+                beams.ended = true;
             }
             EngineEvent::Preempted { id } => {
                 assert!(!self.observed[&id].ended, "{id:?} was preempted after its end");
@@ -303,7 +376,10 @@ impl Bench {
                 .all(|planned| planned.rows.len as usize <= limits.prefill_chunk_tokens)
         );
         // Who generates waits for a bounded number of others' rows.
-        let single = |planned: &&PlannedSequence| planned.rows.len == 1 && planned.sample.is_some();
+        let draws_nothing = |id: &SequenceId| self.observed.get(id).is_some_and(|o| o.spec.first_only == Some(0));
+        let single = |planned: &&PlannedSequence| {
+            planned.rows.len == 1 && (planned.sample.is_some() || draws_nothing(&planned.id))
+        };
         let generates = |planned: &PlannedSequence| {
             self.last_step.contains(&planned.id) && planned.sample.as_ref().is_some_and(|s| s.output_position > 0)
         };
@@ -331,7 +407,7 @@ impl Bench {
             stats.free_blocks + stats.cached_blocks + stats.owned_blocks
         );
         let block_tokens = self.engine.limits().block_tokens;
-        // By block: the block before it and its tokens, if it is full.
+        // By block: the block before it and its tokens, if it has any.
         type Held = (Option<BlockId>, Vec<u32>);
         let mut seen: BTreeMap<BlockId, Option<Held>> = BTreeMap::new();
         for id in self.observed.keys() {
@@ -339,9 +415,13 @@ impl Bench {
                 continue;
             };
             let computed = self.engine.num_computed(*id).unwrap();
-            let tokens = self.runner.read_kv(table, computed).unwrap();
+            let tokens = self
+                .runner
+                .read_kv(&self.engine.before_copies(table), computed)
+                .unwrap();
             for (i, block) in table.iter().enumerate() {
-                let part = tokens.get(i * block_tokens..(i + 1) * block_tokens);
+                let part = tokens.get(i * block_tokens..((i + 1) * block_tokens).min(tokens.len()));
+                let part = part.filter(|part| !part.is_empty());
                 let content = part.map(|part| (i.checked_sub(1).map(|before| table[before]), part.to_vec()));
                 if let Some(other) = seen.insert(*block, content.clone()) {
                     assert!(content.is_some(), "block {block:?} is in two places and not computed");

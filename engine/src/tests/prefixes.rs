@@ -95,9 +95,9 @@ fn log_probabilities_of_a_prompt_are_computed_and_fill_the_cache() {
         ..spec(prompt(1, 13), 2)
     };
     // `Bench` compares the log-probabilities.
-    assert_eq!(serve(&mut bench, with(true)), 0);
-    assert_eq!(serve(&mut bench, with(true)), 0);
-    assert_eq!(serve(&mut bench, with(false)), 12);
+    assert_eq!(serve(&mut bench, with(Some(0))), 0);
+    assert_eq!(serve(&mut bench, with(Some(0))), 0);
+    assert_eq!(serve(&mut bench, with(None)), 12);
     let stats = bench.engine.stats();
     assert_eq!((stats.cache_queried_tokens, stats.cache_hit_tokens), (13, 12));
 }
@@ -154,7 +154,7 @@ fn of_two_that_compute_the_same_at_once_one_wins() {
     // A sequence that ends and whose blocks are read keeps its own.
     let held = |salt| SequenceSpec {
         on_finish: OnFinish::Hold,
-        first_only: true,
+        first_only: Some(1),
         ..spec(prompt(salt, 8), 9)
     };
     let (first, second) = (bench.add(held(5)), bench.add(held(5)));

@@ -37,7 +37,7 @@ fn request(salt: u32) -> SequenceSpec {
     let prompt_len = 20 + salt as usize % 13;
     SequenceSpec {
         sampling: Arc::new(sampling),
-        prompt_logprobs: salt.is_multiple_of(5),
+        prompt_logprobs: salt.is_multiple_of(5).then_some(1),
         ..spec(prompt(salt, prompt_len), 64 - prompt_len as u32)
     }
 }
@@ -85,7 +85,7 @@ fn sixty_four_handoffs_on_a_pool_for_four_are_all_answered_without_a_preemption(
     let mut requests = (0..64)
         .map(request)
         .map(|spec| SequenceSpec {
-            prompt_logprobs: false,
+            prompt_logprobs: None,
             ..spec
         })
         .peekable();
@@ -314,7 +314,7 @@ fn a_stream_of_reservations_does_not_starve_a_waiting_sequence() {
     let mut reserve_all = |bench: &mut Bench| {
         loop {
             let spec = SequenceSpec {
-                prompt_logprobs: false,
+                prompt_logprobs: None,
                 ..request(salt)
             };
             let Ok(reservation) = bench.engine.reserve(spec.prompt_len, spec.stop.max_tokens as usize) else {

@@ -7,10 +7,12 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use protocol::sampling::{SamplingParams, StopRules};
 
-use super::{Bench, MODEL, prompt, spec};
-use crate::engine::Engine;
+use super::{Bench, MODEL, Observed, prompt, spec};
+use crate::beam::BeamError;
+use crate::engine::{AddError, Engine};
 use crate::limits::EngineLimits;
 use crate::plan::SequenceId;
+use crate::reservation::CommitError;
 use crate::sequence::{OnFinish, SequenceSpec};
 
 #[derive(Clone, Debug)]
@@ -18,11 +20,16 @@ enum Call {
     Add(Shape),
     /// A sequence that has generated some tokens elsewhere.
     AddResumed(Shape, usize),
+    /// Choices of one prompt, some of which have generated tokens elsewhere.
+    AddChoices(Shape, Vec<usize>),
+    AddBeams(Shape, usize),
     Reserve {
         tokens: usize,
         growth: usize,
+        choices: usize,
     },
     Commit(Index, Shape),
+    CommitBeams(Index, Shape),
     Drop(Index),
     Cancel(Index),
     Release(Index),
@@ -40,9 +47,9 @@ struct Shape {
     /// Size of a set of tokens that end the sequence.
     stops: u32,
     sampling: SamplingParams,
-    prompt_logprobs: bool,
+    prompt_logprobs: Option<u8>,
     hold: bool,
-    first_only: bool,
+    first_only: Option<u32>,
     /// Its first tokens are those of one of a few prompts.
     family: u32,
     shared: usize,
@@ -59,7 +66,8 @@ fn shape() -> impl Strategy<Value = Shape> {
             ..SamplingParams::greedy()
         },
     );
-    let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.2));
+    let first_only = prop::option::weighted(0.2, prop_oneof![3 => Just(1u32), 1 => Just(0), 1 => 2u32..5]);
+    let flags = (prop::option::of(0u8..3), any::<bool>(), first_only);
     let numbers = (1usize..30, 1u32..30, prop_oneof![3 => Just(0u32), 1 => 1u32..200]);
     let origin = (0u32..3, 0usize..40, prop_oneof![4 => Just(0u64), 1 => Just(1)]);
     (numbers, sampling, flags, origin).prop_map(|((prompt_len, max_tokens, stops), sampling, flags, origin)| Shape {
@@ -80,8 +88,12 @@ fn simple_call() -> impl Strategy<Value = Call> {
     prop_oneof![
         4 => shape().prop_map(Call::Add),
         1 => (shape(), 1usize..6).prop_map(|(shape, generated)| Call::AddResumed(shape, generated)),
-        3 => (1usize..30, 0usize..30).prop_map(|(tokens, growth)| Call::Reserve { tokens, growth }),
+        1 => (shape(), prop::collection::vec(0usize..5, 1..4)).prop_map(|(shape, all)| Call::AddChoices(shape, all)),
+        1 => (shape(), 1usize..4).prop_map(|(shape, width)| Call::AddBeams(shape, width)),
+        3 => (1usize..30, 0usize..30, prop_oneof![Just(1usize), 1usize..4])
+            .prop_map(|(tokens, growth, choices)| Call::Reserve { tokens, growth, choices }),
         3 => (any::<Index>(), shape()).prop_map(|(index, shape)| Call::Commit(index, shape)),
+        1 => (any::<Index>(), shape()).prop_map(|(index, shape)| Call::CommitBeams(index, shape)),
         1 => any::<Index>().prop_map(Call::Drop),
         2 => any::<Index>().prop_map(Call::Cancel),
         3 => any::<Index>().prop_map(Call::Release),
@@ -147,39 +159,29 @@ fn perform(bench: &mut Bench, call: &Call) {
         Call::Add(shape) => {
             bench.add(sequence_of(shape, salt, &limits));
         }
-        Call::AddResumed(shape, generated) => {
-            let mut spec = sequence_of(shape, salt, &limits);
-            let (tokens, _) = MODEL.generate(
-                &spec.token_ids,
-                spec.prompt_len,
-                &spec.sampling,
-                &spec.stop,
-                limits.max_seq_len,
-            );
-            // Its last token would have ended it.
-            spec.token_ids.extend(
-                tokens[..tokens.len() - 1]
-                    .iter()
-                    .take(*generated)
-                    .map(|token| token.token),
-            );
-            bench.add(spec);
+        Call::AddResumed(shape, generated) => add_resumed(bench, shape, *generated, salt),
+        Call::AddChoices(shape, generated) => {
+            bench.add_choices(&sequence_of(shape, salt, &limits), generated);
         }
-        Call::Reserve { tokens, growth } => {
-            let before = bench.engine.stats();
-            match bench.engine.reserve((*tokens).min(limits.max_seq_len - 1), *growth) {
-                Ok(reservation) => bench.reservations.push(reservation),
-                Err(_) => assert_eq!(bench.engine.stats(), before, "a refused reservation changed something"),
-            }
-            bench.audit();
-        }
+        Call::AddBeams(shape, width) => add_beams(bench, shape, *width, salt),
+        Call::Reserve {
+            tokens,
+            growth,
+            choices,
+        } => reserve(bench, (*tokens).min(limits.max_seq_len - 1), *growth, *choices),
         Call::Commit(index, shape) => commit(bench, index, shape, salt),
+        Call::CommitBeams(index, shape) => commit_beams(bench, index, shape, salt),
         Call::Drop(index) => {
             if !bench.reservations.is_empty() {
                 let reservation = bench.reservations.remove(index.index(bench.reservations.len()));
                 assert!(bench.engine.release_reservation(reservation));
                 bench.audit();
             }
+        }
+        Call::Cancel(index) if index.index(4) == 0 && !bench.beams.is_empty() => {
+            let id = *bench.beams.keys().nth(index.index(bench.beams.len())).unwrap();
+            let known = !bench.beams[&id].ended;
+            assert_eq!(bench.cancel(id), known);
         }
         Call::Cancel(index) => {
             if let Some(id) = pick(bench, index) {
@@ -214,6 +216,40 @@ fn perform(bench: &mut Bench, call: &Call) {
     }
 }
 
+/// A sequence that has some tokens from elsewhere.
+fn add_resumed(bench: &mut Bench, shape: &Shape, generated: usize, salt: u32) {
+    let limits = *bench.engine.limits();
+    let mut spec = sequence_of(shape, salt, &limits);
+    let (tokens, _) = MODEL.generate(
+        &spec.token_ids,
+        spec.prompt_len,
+        &spec.sampling,
+        &spec.stop,
+        limits.max_seq_len,
+    );
+    // Its last token would have ended it.
+    let known = tokens[..tokens.len() - 1].iter().take(generated);
+    spec.token_ids.extend(known.map(|token| token.token));
+    bench.add(spec);
+}
+
+fn add_beams(bench: &mut Bench, shape: &Shape, width: usize, salt: u32) {
+    let search = search_of(shape, salt, bench.engine.limits());
+    match bench.add_beams(search, width) {
+        Ok(_) | Err(AddError::Beam(BeamError::Width { .. } | BeamError::Blocks { .. })) => {}
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn reserve(bench: &mut Bench, tokens: usize, growth: usize, choices: usize) {
+    let before = bench.engine.stats();
+    match bench.engine.reserve_choices(tokens, growth, choices) {
+        Ok(reservation) => bench.reservations.push(reservation),
+        Err(_) => assert_eq!(bench.engine.stats(), before, "a refused reservation changed something"),
+    }
+    bench.audit();
+}
+
 /// Commits one of the open reservations, if the sequence's first token does not end it.
 fn commit(bench: &mut Bench, index: &Index, shape: &Shape, salt: u32) {
     if bench.reservations.is_empty() || shape.max_tokens < 2 {
@@ -226,12 +262,49 @@ fn commit(bench: &mut Bench, index: &Index, shape: &Shape, salt: u32) {
     }
     let shape = Shape {
         prompt_len: tokens,
-        prompt_logprobs: false,
+        prompt_logprobs: None,
         ..shape.clone()
     };
     let spec = sequence_of(&shape, salt, bench.engine.limits());
     let reservation = bench.reservations.remove(at);
-    bench.commit(reservation, spec);
+    if reservation.choices() == 1 {
+        bench.commit(reservation, spec);
+    } else {
+        bench.commit_choices(reservation, &spec);
+    }
+}
+
+/// Makes a beam search of one of the open reservations, as wide as it was made for.
+fn commit_beams(bench: &mut Bench, index: &Index, shape: &Shape, salt: u32) {
+    if bench.reservations.is_empty() {
+        return;
+    }
+    let reservation = bench.reservations.remove(index.index(bench.reservations.len()));
+    let shape = Shape {
+        prompt_len: reservation.tokens(),
+        ..shape.clone()
+    };
+    let search = search_of(&shape, salt, bench.engine.limits());
+    let width = reservation.choices();
+    match bench.commit_beams(reservation, search, width) {
+        Ok(_) | Err(CommitError::Beam(BeamError::Blocks { .. })) => {}
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// As `sequence_of`, without what a beam search does not know.
+fn search_of(shape: &Shape, salt: u32, limits: &EngineLimits) -> SequenceSpec {
+    let shape = Shape {
+        prompt_logprobs: None,
+        first_only: None,
+        max_tokens: shape.max_tokens.min(8),
+        sampling: SamplingParams {
+            frequency_penalty: 0.0,
+            ..shape.sampling.clone()
+        },
+        ..shape.clone()
+    };
+    sequence_of(&shape, salt, limits)
 }
 
 proptest! {
@@ -279,11 +352,13 @@ proptest! {
         bench.assert_complete_and_idle();
         let stats = bench.engine.stats();
         prop_assert!(steps <= stats.rows, "{} steps for {} rows", steps, stats.rows);
-        let sampled: u64 = bench.observed.values().map(|observed| observed.seen as u64).sum();
-        prop_assert_eq!(stats.sampled_tokens, sampled);
+        let sampled = |observed: &Observed| (observed.seen + observed.others.len()) as u64;
+        prop_assert_eq!(stats.sampled_tokens, bench.observed.values().map(sampled).sum::<u64>());
+        // Every token is computed but the last.
+        let generated: u64 = bench.observed.values().map(|observed| observed.seen.saturating_sub(1) as u64).sum();
         let prompts: u64 = bench.observed.values().map(|observed| observed.spec.prompt_len as u64).sum();
         let reused = stats.cache_hit_tokens + stats.cache_resumed_tokens;
-        prop_assert_eq!(stats.rows + reused, prompts + sampled - shapes.len() as u64 + stats.preempted_rows);
+        prop_assert_eq!(stats.rows + reused, prompts + generated + stats.preempted_rows);
         let hits: u64 = bench.observed.values().map(|observed| u64::from(observed.cached_tokens.unwrap())).sum();
         prop_assert_eq!(stats.cache_hit_tokens, hits);
     }

@@ -31,7 +31,11 @@ fn an_output_that_contradicts_its_plan_fails_the_step() {
             "sequence 7 has 4 prompt log-probabilities; expected: sequence 1 with 4",
         ),
         (
-            |o| o.prompt_logprobs[0].1.push(0.0),
+            |o| {
+                o.prompt_logprobs[0]
+                    .1
+                    .push(protocol::sampling::PromptLogprob::default())
+            },
             "sequence 1 has 5 prompt log-probabilities; expected: sequence 1 with 4",
         ),
         (
@@ -48,7 +52,7 @@ fn an_output_that_contradicts_its_plan_fails_the_step() {
         let ids = [
             bench.add(spec(prompt(1, 4), 2)),
             bench.add(SequenceSpec {
-                prompt_logprobs: true,
+                prompt_logprobs: Some(0),
                 ..spec(prompt(2, 5), 2)
             }),
         ];
@@ -167,7 +171,7 @@ fn an_impossible_commit_is_refused_and_releases_the_blocks() {
         refused(
             6,
             SequenceSpec {
-                prompt_logprobs: true,
+                prompt_logprobs: Some(0),
                 ..tokens()
             }
         ),

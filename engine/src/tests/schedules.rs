@@ -229,7 +229,7 @@ fn reservations_take_slots() {
         "reserve 1 grow 1  => 0 [0]
          reserve 1 grow 1  => 1 [1]
          add 2 max 9       => 0
-         reserve 1 grow 1  => 3 of 3 sequence slots are taken by sequences and reservations
+         reserve 1 grow 1  => 3 of 3 sequence slots are taken by sequences and reservations, 1 are needed
          cancel 0          => yes
          reserve 1 grow 1  => 2 [2]
          drop 0            => yes

@@ -62,7 +62,7 @@ impl Player {
                 } else {
                     OnFinish::Release
                 };
-                spec.first_only = words.contains(&"first");
+                spec.first_only = words.contains(&"first").then_some(1);
                 self.engine
                     .add(spec)
                     .map_or_else(|error| error.to_string(), |id| id.0.to_string())
@@ -128,6 +128,9 @@ impl Player {
                     finish: Some(finish),
                     ..
                 } => words.push(format!("end {} {finish:?}", id.0)),
+                EngineEvent::Computed { id, .. } => words.push(format!("computed {}", id.0)),
+                EngineEvent::BeamStep { id, .. } => words.push(format!("step of {}", id.0)),
+                EngineEvent::Beams { id, beams } => words.push(format!("{} beams of {}", beams.len(), id.0)),
                 EngineEvent::Preempted { id } => words.push(format!("preempted {}", id.0)),
                 EngineEvent::Failed { id, .. } => words.push(format!("failed {}", id.0)),
             }

@@ -110,9 +110,9 @@ impl Reference {
             token_ids: prompt.clone(),
             sampling: Arc::new(query.draw.params(self.text.vocab_size, Some(MOST_ALTERNATIVES))),
             stop,
-            prompt_logprobs: query.prompt_logprobs,
+            prompt_logprobs: query.prompt_logprobs.then_some(0),
             on_finish: OnFinish::Release,
-            first_only: false,
+            first_only: None,
             cache_key: 0,
         })?;
         let (mut tokens, mut prompt_logprobs) = (Vec::new(), None);
@@ -133,6 +133,7 @@ impl Reference {
                 };
                 assert_eq!(of, id, "there is one sequence");
                 tokens.push(token);
+                let logprobs = logprobs.map(|all| all.into_iter().map(|target| target.logprob).collect());
                 prompt_logprobs = prompt_logprobs.or(logprobs);
                 if let Some(finish) = finish {
                     self.engine.check_invariants()?;

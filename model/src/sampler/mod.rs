@@ -180,6 +180,29 @@ impl Sampler {
         })
     }
 
+    /// The `count` most probable tokens of the unmodified distribution with their log-probabilities, best first and equals by
+    /// their id; all tokens, if there are fewer.
+    ///
+    /// # Errors
+    /// [`SampleError`]: logits without an order.
+    pub fn most_probable(&mut self, logits: &[f32], count: usize) -> Result<Vec<(u32, f32)>, SampleError> {
+        let best = math::best(logits)?;
+        let log_sum = math::sum_exp(logits, best.logit).ln();
+        let raw = |logit: f32| (f64::from(logit - best.logit) - log_sum) as f32;
+        filter::top_k(logits, count, &mut self.candidates);
+        Ok(self.candidates.iter().map(|c| (c.token, raw(c.logit))).collect())
+    }
+
+    /// The `count` best tokens of a row, best first and equals by their id.
+    ///
+    /// # Errors
+    /// As [`Self::most_probable`].
+    pub fn best(&mut self, logits: &[f32], count: usize) -> Result<impl Iterator<Item = u32>, SampleError> {
+        math::best(logits)?;
+        filter::top_k(logits, count, &mut self.candidates);
+        Ok(self.candidates.iter().map(|c| c.token))
+    }
+
     /// A token and its log-probability. `known`: best logit and logarithm of the sum of exponentials, if computed before.
     fn choose(
         &mut self,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use config::{Compute, EngineConfig, KvDtypeConfig, ModelConfig};
-use engine::plan::{BlockId, PlannedSequence, SampleSpec, SequenceId, Span, StepOutput, StepPlan};
+use engine::plan::{BlockId, PlannedSequence, SampleSpec, SequenceId, Span, StepOutput, StepPlan, Wanted};
 use engine::runner::{NoObserver, Runner};
 use model::LoadedModel;
 use protocol::sampling::{SampledToken, SamplingParams};
@@ -120,16 +120,19 @@ impl<R: Runner> Bench<R> {
             };
             plan.sequences.push(PlannedSequence {
                 id: SequenceId(index as u64),
+                owner: SequenceId(index as u64),
                 rows: span(plan.token_ids.len(), count),
                 start_position: from as u32,
                 blocks: span(plan.block_ids.len(), s.blocks.len()),
                 sample: samples.then(|| SampleSpec {
+                    wanted: Wanted::Tokens(1),
                     params: Arc::clone(&s.params),
                     output_position: (s.tokens.len() - s.prompt_len) as u32,
                     history: span(plan.history.len(), history),
                     prompt_len: s.prompt_len as u32,
                 }),
                 targets: span(plan.targets.len(), targets),
+                target_alternatives: 0,
             });
             plan.token_ids.extend(&s.tokens[from..to]);
             plan.block_ids.extend(&s.blocks);
@@ -151,7 +154,8 @@ impl<R: Runner> Bench<R> {
 
     pub fn apply(&mut self, out: StepOutput) {
         for (id, list) in out.prompt_logprobs {
-            self.sequences[id.0 as usize].logprobs.extend(list);
+            let logprobs = list.into_iter().map(|target| target.logprob);
+            self.sequences[id.0 as usize].logprobs.extend(logprobs);
         }
         for (id, sampled) in out.sampled {
             let s = &mut self.sequences[id.0 as usize];

@@ -192,7 +192,7 @@ async fn follow(mut stream: SequenceStream, mut stop: tokio::sync::oneshot::Rece
             _ = &mut stop => return times,
             event = stream.next() => match event {
                 Some(SequenceEvent::Token(_)) => times.push(Clock.now()),
-                Some(SequenceEvent::Failed(_)) | None => return times,
+                Some(_) | None => return times,
             },
         }
     }
@@ -201,7 +201,7 @@ async fn follow(mut stream: SequenceStream, mut stop: tokio::sync::oneshot::Rece
 async fn next_token(stream: &mut SequenceStream) -> Result<()> {
     match stream.next().await.context("the engine has ended")? {
         SequenceEvent::Token(_) => Ok(()),
-        SequenceEvent::Failed(problem) => bail!("a sequence failed: {problem}"),
+        other => bail!("a sequence ends with {other:?}"),
     }
 }
 
@@ -220,9 +220,9 @@ impl Node {
                 ignore_eos: true,
                 stop_token_ids: Vec::new(),
             },
-            prompt_logprobs: false,
+            prompt_logprobs: None,
             on_finish: OnFinish::Release,
-            first_only: false,
+            first_only: None,
             cache_key: 0,
         };
         Ok(self.handle.add(spec, None).await?)

@@ -201,6 +201,7 @@ impl Unit {
                 EngineEvent::Token { .. } => tokens += 1,
                 EngineEvent::Failed { message, .. } => bail!("a sequence failed: {message}"),
                 EngineEvent::Preempted { .. } => bail!("a sequence was preempted: the pool is too small"),
+                other => bail!("an event that no sequence here has: {other:?}"),
             }
         }
         Ok(tokens)
@@ -226,9 +227,9 @@ fn spec(token_ids: Vec<u32>, prompt_len: usize, max_tokens: usize, on_finish: On
             ignore_eos: true,
             stop_token_ids: Vec::new(),
         },
-        prompt_logprobs: false,
+        prompt_logprobs: None,
         on_finish,
-        first_only: false,
+        first_only: None,
         cache_key: 0,
     }
 }
