@@ -1,7 +1,7 @@
 //! The sections and their fields. Each field: one default, one line with its unit, its legal values.
 
 use crate::field::{Kind, Text, int, millis, section};
-use crate::types::{Compute, KvDtypeConfig, LogFormat, Secret};
+use crate::types::{BestOf, Compute, KvDtypeConfig, LogFormat, Secret};
 
 section! {
     /// Who belongs to the cluster, and the links between its processes.
@@ -88,7 +88,13 @@ section! {
         max_input_chars: usize = 4_194_304, int(1, 1 << 30);
         /// Longest request body, in bytes.
         max_body_bytes: usize = 41_943_040, int(1_024, 1 << 32);
-        /// Most requests held at once, queued and running.
+        /// Most choices of a prompt (`n`). A decode node runs them at once: its engine.max_num_seqs bounds them too.
+        max_choices: usize = 8_192, int(1, 8_192);
+        /// Most choices to choose from (`best_of`).
+        max_best_of: usize = 128, int(1, 128);
+        /// Most prompts of a request of /v1/completions.
+        max_prompts: usize = 1_024, int(1, 65_536);
+        /// Most requests held at once, queued and running. One with several prompts counts once.
         max_concurrent_requests: usize = 512, int(1, 1_000_000);
         /// Most requests waiting for a node.
         max_queued_requests: usize = 256, int(1, 1_000_000);
@@ -153,6 +159,9 @@ section! {
         allow_seed_zero: bool = false, Kind::Bool;
         /// top_k of sampled requests where neither the client nor the model's files give one.
         default_top_k: u32 = 1_000, int(1, 2_147_483_647);
+        /// What /v1/completions returns of best_of choices. "all": every one, the best first, so that OpenAI's answer is the
+        /// beginning; "openai": the best n.
+        best_of: BestOf = BestOf::All, Kind::Choice(&["all", "openai"]);
     }
 }
 

@@ -33,6 +33,17 @@ pub enum KvDtypeConfig {
     F32,
 }
 
+/// What a completion with `best_of` returns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BestOf {
+    /// All choices, the best first.
+    #[default]
+    All,
+    /// The best `n`, as OpenAI does.
+    Openai,
+}
+
 /// The CPU cores of a list in the notation of `taskset`: numbers and ranges with commas between them, for example
 /// `0,2-3`. `None` if it is not one, names a core twice, or names one above 1023. Empty: no core.
 pub fn cores(list: &str) -> Option<Vec<usize>> {

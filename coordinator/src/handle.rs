@@ -8,16 +8,22 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::core::stop::StopMatcher;
 use crate::core::types::{ClientEvent, ClusterStatus, ServeError, ServeErrorKind, ServeRequest};
 
-/// A request on its way to the driver.
+/// The requests of one call on their way to the driver.
 #[derive(Debug)]
 pub(crate) struct Submission {
+    pub(crate) requests: Vec<Submitted>,
+    /// Admitted or refused, all of them together.
+    pub(crate) reply: oneshot::Sender<Result<(), ServeError>>,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(crate) struct Submitted {
     pub(crate) request: ServeRequest,
     /// Built from the request's stop strings: the driver has no time for it.
     pub(crate) matcher: StopMatcher,
     /// Where the request's events go. Its capacity bounds how far a client may fall behind.
     pub(crate) events: mpsc::Sender<ClientEvent>,
-    /// Admitted or refused.
-    pub(crate) reply: oneshot::Sender<Result<(), ServeError>>,
 }
 
 /// What a handle sends to the driver.
@@ -52,48 +58,82 @@ impl CoordinatorHandle {
         }
     }
 
-    /// Hands a request to the cluster. `Ok`: it is queued, and the stream ends with exactly one `Done` or `Failed`.
-    /// `Err`: it was refused, with the reason and, if the cluster is full, the time after which to try again.
-    pub async fn submit(&self, request: ServeRequest) -> Result<RequestStream, ServeError> {
-        // Prefill, the tokens, and the end: a queue for that many events never fills up. Only the tokens count against the
-        // client's buffer.
-        let tokens = (request.stop.max_tokens as usize).min(self.stream_buffer_tokens.max(1));
-        let capacity = tokens.saturating_add(2);
-        let (events, receiver) = mpsc::channel(capacity);
+    /// Hands the requests of one call to the cluster. `Ok`: they are queued, and each stream ends with exactly one `Done`
+    /// or `Failed`. `Err`: all were refused, with the reason and, if the cluster is full, the time after which to try again.
+    pub async fn submit(&self, requests: Vec<ServeRequest>) -> Result<Vec<RequestStream>, ServeError> {
         let (reply, admitted) = oneshot::channel();
-        let id = request.id;
         let stopped = || ServeError::new(ServeErrorKind::Unavailable, "the coordinator stops");
-        let matcher = StopMatcher::new(&request.stop_strings, request.include_stop_str);
+        let (mut submitted, mut streams) = (Vec::new(), Vec::new());
+        let mut last: Option<(Arc<[String]>, StopMatcher)> = None;
+        for request in requests {
+            // The requests of a call share their stop strings.
+            let matcher = match &last {
+                Some((strings, matcher)) if Arc::ptr_eq(strings, &request.stop_strings) => matcher.clone(),
+                _ => matcher_of(&request).await.ok_or_else(stopped)?,
+            };
+            last = Some((Arc::clone(&request.stop_strings), matcher.clone()));
+            let (events, receiver) = mpsc::channel(self.capacity(&request));
+            streams.push(RequestStream {
+                id: request.id,
+                events: receiver,
+                inputs: self.inputs.clone(),
+                ended: false,
+            });
+            submitted.push(Submitted {
+                request,
+                matcher,
+                events,
+            });
+        }
         let submission = Submission {
-            request,
-            matcher,
-            events,
+            requests: submitted,
             reply,
         };
+        // From here on dropping the streams (also while waiting for the reply) must cancel.
         self.inputs
             .send(FromHandle::Submit(Box::new(submission)))
             .await
             .map_err(|_| stopped())?;
-        // From here on dropping the stream (also while waiting for the reply) must cancel.
-        let mut stream = RequestStream {
-            id,
-            events: receiver,
-            inputs: self.inputs.clone(),
-            ended: false,
-        };
         match admitted.await.unwrap_or_else(|_| Err(stopped())) {
-            Ok(()) => Ok(stream),
+            Ok(()) => Ok(streams),
             Err(refused) => {
-                stream.ended = true;
+                streams.iter_mut().for_each(|stream| stream.ended = true);
                 Err(refused)
             }
         }
+    }
+
+    /// Events that may wait for a client: the prefill, the tokens and the end of each choice, and the end. A queue for that
+    /// many never fills up. Where that is more than the client's buffer, the buffer counts, and what comes at once of
+    /// further choices: their first tokens and ends. The answer of a beam search comes at once as a whole.
+    fn capacity(&self, request: &ServeRequest) -> usize {
+        let (choices, buffer) = (request.choices as usize, self.stream_buffer_tokens.max(1));
+        let tokens = choices.saturating_mul(request.stop.max_tokens as usize);
+        let events = if request.beam_width.is_some() || tokens <= buffer {
+            tokens.saturating_add(choices)
+        } else {
+            buffer.saturating_add(2 * choices.saturating_sub(1))
+        };
+        events.saturating_add(2).min(tokio::sync::Semaphore::MAX_PERMITS)
     }
 
     /// What the cluster looks like; at most a fraction of a second old.
     pub fn status(&self) -> Arc<ClusterStatus> {
         self.status.borrow().clone()
     }
+}
+
+/// Stop strings with more bytes than this are taken to another thread: here they would hold up other connections.
+const INLINE_STOP_BYTES: usize = 16_384;
+
+/// The matcher of a request's stop strings; `None` if the process stops.
+async fn matcher_of(request: &ServeRequest) -> Option<StopMatcher> {
+    let (strings, keep) = (Arc::clone(&request.stop_strings), request.include_stop_str);
+    if strings.iter().map(String::len).sum::<usize>() <= INLINE_STOP_BYTES {
+        return Some(StopMatcher::new(&strings, keep));
+    }
+    let build = move || StopMatcher::new(&strings, keep);
+    tokio::task::spawn_blocking(build).await.ok()
 }
 
 /// The events of one request. Dropping it cancels the request on every node.
@@ -115,7 +155,7 @@ impl RequestStream {
             // The driver is gone without having ended the request: it must not look like a normal end.
             ClientEvent::Failed(ServeError::new(ServeErrorKind::Unavailable, "the coordinator stops"))
         });
-        self.ended = matches!(event, ClientEvent::Done(_) | ClientEvent::Failed(_));
+        self.ended = event.is_last();
         Some(event)
     }
 

@@ -129,7 +129,7 @@ impl RequestMetrics {
             arrived: self.clock.now(),
             submitted: None,
             first: None,
-            last: None,
+            last: Vec::new(),
             queue: Duration::ZERO,
             tokens: 0,
             ended: false,
@@ -174,7 +174,8 @@ pub struct RequestTimer {
     arrived: Instant,
     submitted: Option<Instant>,
     first: Option<Instant>,
-    last: Option<Instant>,
+    /// When each choice had its last token.
+    last: Vec<Option<Instant>>,
     queue: Duration,
     tokens: u32,
     ended: bool,
@@ -205,28 +206,37 @@ impl RequestTimer {
         self.metrics.max_new_tokens.record(f64::from(max_tokens));
     }
 
+    /// The answer will have so many choices.
+    pub fn expect_choices(&mut self, choices: usize) {
+        self.last = vec![None; choices];
+    }
+
     /// The cluster took the request.
     pub fn admitted(&self, prompt_tokens: usize) {
         add(&self.metrics.prompt_tokens, prompt_tokens as u64);
     }
 
-    /// The prompt has been computed; the request had waited for `queue` since submission.
+    /// A prompt has been computed; its request had waited for `queue` since submission.
     pub fn prefilled(&mut self, queue: Duration) {
-        self.queue = queue;
+        if self.queue.is_zero() {
+            self.queue = queue;
+        }
         self.metrics.queue.record(queue.as_secs_f64());
     }
 
-    /// One more token is on its way to the client.
-    pub fn token(&mut self) {
+    /// One more token of a choice is on its way to the client.
+    pub fn token(&mut self, choice: usize) {
         let now = self.metrics.clock.now();
-        match self.last {
-            None => {
+        let last = self.last.get_mut(choice).and_then(|last| last.replace(now));
+        match (last, self.first) {
+            (Some(last), _) => record(&self.metrics.itl, now - last),
+            (None, None) => {
                 self.first = Some(now);
                 record(&self.metrics.ttft, now - self.arrived);
             }
-            Some(last) => record(&self.metrics.itl, now - last),
+            // The first token of a further choice.
+            (None, Some(_)) => {}
         }
-        self.last = Some(now);
         self.tokens += 1;
         add(&self.metrics.generation_tokens, 1);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use coordinator::core::types::{ClientEvent, Finish, ServeErrorKind};
 use fake_node::{Coordinator, SOON, finish, hello, request, tokens};
 use protocol::codec::MAX_CONTROL_BYTES;
-use protocol::control::{HandoffStats, JobEvent, KvSource, LoadReport};
+use protocol::control::{HandoffStats, JobEvent, JobUpdate, KvSource, LoadReport};
 use protocol::ids::Role;
 use runtime::framing::MessageWriter;
 use tokio::time::timeout;
@@ -34,8 +34,9 @@ async fn a_request_is_served_by_two_nodes() {
     p.say(JobEvent::HandedOff(HandoffStats::default())).await;
     d.token(1, 'b').await;
     d.token(2, 'c').await;
-    let (text, end) = finish(&mut stream).await;
-    let ClientEvent::Done(end) = end else { panic!("{end:?}") };
+    let (text, end, last) = finish(&mut stream).await;
+    assert_eq!(last, ClientEvent::Done);
+    let end = end.expect("an end of the choice");
     assert_eq!(
         (text.as_str(), end.finish, end.generated_tokens),
         ("abc", Finish::Length, 3)
@@ -79,9 +80,9 @@ async fn a_request_outlives_its_decode_node() {
     p.cancelled().await;
     d.token(2, 'c').await;
     d.token(3, 'd').await;
-    let (text, end) = finish(&mut stream).await;
+    let (text, _, end) = finish(&mut stream).await;
     assert_eq!(text, "cd");
-    assert!(matches!(end, ClientEvent::Done(_)), "{end:?}");
+    assert!(matches!(end, ClientEvent::Done), "{end:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -196,7 +197,7 @@ async fn a_client_that_stops_reading_loses_its_request_and_nobody_else_notices()
     p1.first_token('a').await;
     p1.cancelled().await;
     d1.cancelled().await;
-    let (text, end) = finish(&mut stalled).await;
+    let (text, _, end) = finish(&mut stalled).await;
     assert_eq!((text.as_str(), kind(&end)), ("a", ServeErrorKind::Cancelled));
 }
 
@@ -214,7 +215,7 @@ async fn a_client_too_far_behind_loses_its_request() {
         d.token(position, 'b').await;
     }
     d.cancelled().await;
-    let (text, end) = finish(&mut stream).await;
+    let (text, _, end) = finish(&mut stream).await;
     assert_eq!((text.as_str(), kind(&end)), ("abb", ServeErrorKind::Cancelled));
 }
 
@@ -227,7 +228,11 @@ async fn a_requested_shutdown_lets_running_requests_end() {
     let (_, mut p) = prefill.prefill().await;
     coordinator.shutdown.request();
     coordinator.until(|status| status.draining).await;
-    let refused = coordinator.handle.submit(request(2, 2)).await.expect_err("refused");
+    let refused = coordinator
+        .handle
+        .submit(vec![request(2, 2)])
+        .await
+        .expect_err("refused");
     assert_eq!(refused.kind, ServeErrorKind::Unavailable);
     p.first_token('a').await;
     d.token(1, 'b').await;
@@ -246,7 +251,7 @@ async fn the_end_of_the_drain_time_ends_what_is_left() {
     let mut stream = coordinator.submit(request(1, 2)).await;
     let (_, d) = decode.decode().await;
     coordinator.shutdown.request();
-    let (_, end) = finish(&mut stream).await;
+    let (_, _, end) = finish(&mut stream).await;
     assert_eq!(kind(&end), ServeErrorKind::Unavailable);
     d.cancelled().await;
     timeout(SOON, coordinator.driver)
@@ -255,7 +260,7 @@ async fn the_end_of_the_drain_time_ends_what_is_left() {
         .expect("without a panic");
     let late = coordinator
         .handle
-        .submit(request(3, 2))
+        .submit(vec![request(3, 2)])
         .await
         .expect_err("nobody is there");
     assert_eq!(late.kind, ServeErrorKind::Unavailable);
@@ -268,11 +273,37 @@ async fn a_forced_shutdown_does_not_wait() {
     let mut stream = coordinator.submit(request(1, 2)).await;
     let (_, d) = decode.decode().await;
     coordinator.shutdown.force();
-    let (_, end) = finish(&mut stream).await;
+    let (_, _, end) = finish(&mut stream).await;
     assert_eq!(kind(&end), ServeErrorKind::Unavailable);
     d.cancelled().await;
     timeout(Duration::from_secs(5), coordinator.driver)
         .await
         .expect("the driver ends")
         .expect("without a panic");
+}
+
+#[tokio::test]
+async fn a_stop_string_of_one_choice_reaches_the_decode_node_and_the_job_goes_on() {
+    let (coordinator, prefill, decode) = Coordinator::with_nodes().await;
+    let mut wanted = request(1, 3);
+    wanted.choices = 2;
+    wanted.stop_strings = ["x".to_owned()].into();
+    let mut stream = coordinator.submit(wanted).await;
+    let (job, mut d) = decode.decode().await;
+    assert_eq!(job.choices.len(), 2);
+    d.grant().await;
+    let (job, mut p) = prefill.prefill().await;
+    assert_eq!(job.choices, 2);
+    p.first_tokens(&['a', 'x']).await;
+    assert_eq!(d.update().await, JobUpdate::EndChoice { choice: 1 });
+    d.say(JobEvent::Committed).await;
+    d.token(1, 'b').await;
+    d.token(2, 'c').await;
+    let mut last = Vec::new();
+    while let Some(event) = timeout(SOON, stream.next()).await.expect("an event in time") {
+        last.push(event);
+    }
+    let ended = |event: &&ClientEvent| matches!(event, ClientEvent::Ended { .. });
+    assert_eq!(last.iter().filter(ended).count(), 2);
+    assert_eq!(last.last(), Some(&ClientEvent::Done));
 }

@@ -1,7 +1,9 @@
 //! Bodies that nobody would send: no panic, and every refusal is a JSON error that says something.
 
+use config::BestOf;
 use coordinator::http::error::{ApiError, Family};
 use coordinator::http::json::fields::StopLimits;
+use coordinator::http::openai::choices::ChoiceRules;
 use coordinator::http::openai::prompt::PromptLimits;
 use coordinator::http::{openai, tgi};
 use coordinator::media::policy::Policy;
@@ -20,6 +22,7 @@ fn media() -> Policy {
 
 fn tgi_rules() -> tgi::request::Rules {
     tgi::request::Rules {
+        max_best_of: 128,
         max_input_chars: 100,
         stops: STOPS,
         least_seed: 1,
@@ -32,7 +35,13 @@ fn tgi_rules() -> tgi::request::Rules {
 
 fn openai_rules() -> openai::request::Rules {
     openai::request::Rules {
+        choices: ChoiceRules {
+            most: 8_192,
+            most_best_of: 128,
+            best_of: BestOf::All,
+        },
         prompt: PromptLimits {
+            prompts: 64,
             chars: 100,
             tokens: 50,
             vocab_size: 300,

@@ -65,7 +65,8 @@ const WRONG: &[(&str, &[&str])] = &[
     ("best_of", &["0", "-1", "129", "1.0", "true"]),
     ("use_beam_search", &["1", "\"true\""]),
     ("echo", &["1", "\"true\""]),
-    ("suffix", &["1", "true", "[]"]),
+    ("prompt_logprobs", &["-1", "21", "true", "1.0", "\"1\""]),
+    ("suffix", &["1", "true", "[]", "\"x\""]),
     ("logit_bias", &["1", "\"a\"", "[]", "true"]),
     ("min_tokens", &["-1", "1.0", "true", "\"1\""]),
     ("bad_words", &["1", "\"a\"", "{}"]),
@@ -155,11 +156,6 @@ fn the_model_must_be_the_one_that_is_served() {
 fn what_is_not_built_is_refused_and_neutral_values_are_not() {
     let front = start();
     let unbuilt = [
-        ("n", "2"),
-        ("best_of", "2"),
-        ("use_beam_search", "true"),
-        ("echo", "true"),
-        ("suffix", "\"x\""),
         ("logit_bias", "{\"5\":1}"),
         ("min_tokens", "1"),
         ("bad_words", "[\"x\"]"),
@@ -169,7 +165,6 @@ fn what_is_not_built_is_refused_and_neutral_values_are_not() {
         ("response_format", "{\"type\":\"json_schema\",\"json_schema\":{}}"),
         ("structured_outputs", "{\"regex\":\"a\"}"),
         ("guided_json", "{}"),
-        ("prompt_logprobs", "1"),
     ];
     for (field, value) in unbuilt {
         for stream in ["false", "true"] {
@@ -182,9 +177,6 @@ fn what_is_not_built_is_refused_and_neutral_values_are_not() {
             assert_eq!(answer.json()["error"]["param"], field);
         }
     }
-    let lists = with(&front, "\"prompt\":[\"a\",\"b\"]");
-    assert_eq!(lists.status, 400);
-    assert!(message(&lists).starts_with("not supported yet: `prompt` with 2 prompts"));
     assert_eq!(front.backend.count(), 0);
 
     let neutral = "\"prompt\":\"a\",\"n\":1,\"best_of\":1,\"use_beam_search\":false,\"echo\":false,\"suffix\":\"\",\
@@ -198,6 +190,14 @@ fn combinations_that_contradict_each_other_are_refused() {
     for (fields, field) in [
         ("\"temperature\":0,\"n\":2", "n"),
         ("\"temperature\":0,\"best_of\":2", "best_of"),
+        ("\"n\":3,\"best_of\":2", "best_of"),
+        ("\"best_of\":2,\"stream\":true", "best_of"),
+        ("\"n\":2,\"best_of\":3,\"stream\":true", "best_of"),
+        ("\"max_tokens\":0", "max_tokens"),
+        ("\"echo\":false,\"max_tokens\":0", "max_tokens"),
+        ("\"prompt_logprobs\":1,\"stream\":true", "prompt_logprobs"),
+        ("\"suffix\":\"x\"", "suffix"),
+        ("\"suffix\":\"x\",\"echo\":true", "suffix"),
         ("\"use_beam_search\":true,\"stop\":\"a\"", "use_beam_search"),
         ("\"stream\":false,\"stream_options\":{}", "stream_options"),
         (

@@ -74,7 +74,7 @@ const WRONG: &[(&str, &[&str])] = &[
         "adapter_id",
         &["\"\"", "\"a b\"", "\"a;b\"", "\"ä\"", "1", "true", "[\"a\"]"],
     ),
-    ("best_of", &["0", "-1", "1.0", "true", "\"2\"", "[]"]),
+    ("best_of", &["0", "-1", "2", "129", "1.0", "true", "\"2\"", "[]"]),
 ];
 
 #[test]
@@ -193,7 +193,7 @@ fn bodies_that_are_no_json_object_are_422() {
 #[test]
 fn what_is_not_built_is_refused_and_neutral_values_are_not() {
     let front = start();
-    for (field, value) in [("watermark", "true"), ("best_of", "2"), ("adapter_id", "\"a/b-1.0_x\"")] {
+    for (field, value) in [("watermark", "true"), ("adapter_id", "\"a/b-1.0_x\"")] {
         let answer = post(
             front.address,
             "/generate",
@@ -223,7 +223,7 @@ fn nulls_and_unknown_fields_are_as_if_they_were_absent() {
     let request = front.backend.last();
     assert!(request.sampling.greedy);
     assert_eq!(request.stop.max_tokens, 20);
-    assert_eq!(request.stop_strings, Vec::<String>::new());
+    assert!(request.stop_strings.is_empty());
     assert_eq!(
         post(front.address, "/generate", "{\"inputs\":\"a\",\"parameters\":null}").status,
         200

@@ -1,7 +1,7 @@
 //! One job's stream.
 
 use protocol::codec::MAX_CONTROL_BYTES;
-use protocol::control::{Job, JobEvent};
+use protocol::control::{Job, JobEvent, JobUpdate};
 use quinn::Connection;
 use runtime::framing::{FramingError, MessageReader, MessageWriter};
 use runtime::quic::{code, describe};
@@ -12,7 +12,7 @@ use super::FromNode;
 use crate::core::cluster::is_last;
 use crate::core::nodes::LegId;
 
-/// Sends a job and reports what the node says about it, until its last event, the loss of the stream, or `cancel`, which
+/// Sends a job, later its updates, and reports what the node says about it, until its last event, the loss of the stream, or `cancel`, which
 /// resets the stream in both directions. The deadlines are the core's.
 ///
 /// The loss of the whole connection is not reported here: the link's task does, for all jobs at once. A job that reported
@@ -21,6 +21,7 @@ pub async fn run(
     leg: LegId,
     connection: Connection,
     job: Job,
+    updates: mpsc::Receiver<JobUpdate>,
     events: mpsc::Sender<FromNode>,
     cancel: CancellationToken,
 ) {
@@ -40,7 +41,7 @@ pub async fn run(
                     reader.stop(code::CANCELLED);
                     return;
                 }
-                end = exchange(leg, &job, &mut writer, &mut reader, &events) => end,
+                end = exchange(leg, &job, updates, &mut writer, &mut reader, &events) => end,
             };
             match end {
                 Ok(()) => return,
@@ -66,25 +67,43 @@ fn lost_with_its_link(leg: LegId, reason: &str) {
 async fn exchange(
     leg: LegId,
     job: &Job,
+    updates: mpsc::Receiver<JobUpdate>,
     writer: &mut MessageWriter,
     reader: &mut MessageReader,
     events: &mpsc::Sender<FromNode>,
 ) -> Result<(), FramingError> {
     writer.write(job).await?;
+    tokio::select! {
+        end = listen(leg, reader, events) => end?,
+        error = pass_on(updates, writer) => return Err(error),
+    }
+    // The node may have closed its side of this direction already; there is nothing to say on it any more.
+    if let Err(error) = writer.finish() {
+        tracing::trace!(%error, "job stream was closed by the node");
+    }
+    Ok(())
+}
+
+/// Reports events up to the last one.
+async fn listen(leg: LegId, reader: &mut MessageReader, events: &mpsc::Sender<FromNode>) -> Result<(), FramingError> {
     loop {
         let Some(event) = reader.next::<JobEvent>().await? else {
             return Err(FramingError::Closed);
         };
         let last = is_last(&event);
-        if events.send(FromNode::Job { leg, event }).await.is_err() {
-            return Ok(());
-        }
-        if last {
-            // The node may have closed its side of this direction already; there is nothing to say on it any more.
-            if let Err(error) = writer.finish() {
-                tracing::trace!(%error, "job stream was closed by the node");
-            }
+        if events.send(FromNode::Job { leg, event }).await.is_err() || last {
             return Ok(());
         }
     }
+}
+
+/// Sends updates; returns when that fails.
+async fn pass_on(mut updates: mpsc::Receiver<JobUpdate>, writer: &mut MessageWriter) -> FramingError {
+    while let Some(update) = updates.recv().await {
+        if let Err(error) = writer.write(&update).await {
+            return error;
+        }
+    }
+    // There will be no more of them.
+    std::future::pending().await
 }

@@ -1,5 +1,9 @@
-//! Who may wait: the queue is bounded in requests and in bytes, the whole in requests.
+//! Who may wait: the queue is bounded in calls and in bytes, the whole in calls.
+//!
+//! A call is what a client sent at once: one request, or one for each of its prompts. It is admitted as a whole or not at
+//! all, and counts once, however many requests it has.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::types::{ServeError, ServeErrorKind};
@@ -7,12 +11,23 @@ use super::types::{ServeError, ServeErrorKind};
 /// Bounds of admission.
 #[derive(Clone, Copy, Debug)]
 pub struct AdmissionLimits {
-    /// Requests in the queue and on nodes.
+    /// Calls in the queue and on nodes.
     pub max_concurrent_requests: usize,
-    /// Requests in the queue.
+    /// Calls in the queue.
     pub max_queued_requests: usize,
     /// Bytes the queued requests are charged for.
     pub max_queued_bytes: usize,
+}
+
+/// Name of an admitted call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct CallId(u64);
+
+/// The requests of a call.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    open: usize,
+    queued: usize,
 }
 
 /// Longest `Retry-After`.
@@ -24,7 +39,9 @@ const NEWEST_WEIGHT: f64 = 0.125;
 #[derive(Debug)]
 pub struct Admission {
     limits: AdmissionLimits,
-    open: usize,
+    calls: HashMap<CallId, Call>,
+    next_call: u64,
+    /// Calls with a request in the queue.
     queued: usize,
     queued_bytes: usize,
     last_end: Option<Instant>,
@@ -36,7 +53,8 @@ impl Admission {
     pub fn new(limits: AdmissionLimits) -> Self {
         Self {
             limits,
-            open: 0,
+            calls: HashMap::new(),
+            next_call: 0,
             queued: 0,
             queued_bytes: 0,
             last_end: None,
@@ -44,11 +62,11 @@ impl Admission {
         }
     }
 
-    /// Takes a request of `bytes` into the queue, or says when to try again.
-    pub fn admit(&mut self, bytes: usize) -> Result<(), ServeError> {
+    /// Takes a call of `requests` requests, charged with `bytes` together, into the queue, or says when to try again.
+    pub fn admit(&mut self, requests: usize, bytes: usize) -> Result<CallId, ServeError> {
         let limits = &self.limits;
-        let full = if self.open >= limits.max_concurrent_requests {
-            Some(format!("{} requests are being served", self.open))
+        let full = if self.calls.len() >= limits.max_concurrent_requests {
+            Some(format!("{} requests are being served", self.calls.len()))
         } else if self.queued >= limits.max_queued_requests {
             Some(format!("{} requests are waiting", self.queued))
         } else if self.queued_bytes.saturating_add(bytes) > limits.max_queued_bytes {
@@ -62,26 +80,46 @@ impl Admission {
             };
             return Err(ServeError::new(kind, format!("the server is full: {what}")));
         }
-        self.open += 1;
-        self.enqueue(bytes);
-        Ok(())
-    }
-
-    /// A request (back) in the queue. One that was admitted may always come back.
-    pub fn enqueue(&mut self, bytes: usize) {
+        let id = CallId(self.next_call);
+        self.next_call += 1;
+        self.calls.insert(
+            id,
+            Call {
+                open: requests,
+                queued: requests,
+            },
+        );
         self.queued += 1;
         self.queued_bytes += bytes;
+        Ok(id)
     }
 
-    /// A request has left the queue.
-    pub fn dequeue(&mut self, bytes: usize) {
-        self.queued -= 1;
+    /// A request of a call is back in the queue: it was admitted, so it may.
+    pub fn enqueue(&mut self, call: CallId, bytes: usize) {
+        self.queued_bytes += bytes;
+        if let Some(call) = self.calls.get_mut(&call) {
+            self.queued += usize::from(call.queued == 0);
+            call.queued += 1;
+        }
+    }
+
+    /// A request of a call has left the queue.
+    pub fn dequeue(&mut self, call: CallId, bytes: usize) {
         self.queued_bytes -= bytes;
+        if let Some(call) = self.calls.get_mut(&call) {
+            call.queued -= 1;
+            self.queued -= usize::from(call.queued == 0);
+        }
     }
 
-    /// A request has ended; it is not in the queue any more.
-    pub fn end(&mut self, now: Instant) {
-        self.open -= 1;
+    /// A request of a call has ended; it is not in the queue any more.
+    pub fn end(&mut self, now: Instant, id: CallId) {
+        let Some(call) = self.calls.get_mut(&id) else { return };
+        call.open -= 1;
+        if call.open > 0 {
+            return;
+        }
+        self.calls.remove(&id);
         if self.queued == 0 {
             // Ends come as requests do: they say nothing about how many the cluster could do.
             self.last_end = None;
@@ -100,19 +138,19 @@ impl Admission {
         (forecast.ceil() as u32).clamp(1, MAX_RETRY_AFTER_S)
     }
 
-    /// Requests in the queue.
+    /// Calls with a request in the queue.
     pub fn queued(&self) -> usize {
         self.queued
     }
 
-    /// Bytes they are charged for.
+    /// Bytes the requests in the queue are charged for.
     pub fn queued_bytes(&self) -> usize {
         self.queued_bytes
     }
 
-    /// Requests in the queue and on nodes.
+    /// Calls that have not ended.
     pub fn open(&self) -> usize {
-        self.open
+        self.calls.len()
     }
 }
 
@@ -128,7 +166,7 @@ mod tests {
     };
 
     fn refusal(admission: &mut Admission, bytes: usize) -> String {
-        let error = admission.admit(bytes).expect_err("full");
+        let error = admission.admit(1, bytes).expect_err("full");
         assert!(matches!(error.kind, ServeErrorKind::Overloaded { retry_after_s: 1.. }));
         error.message
     }
@@ -140,20 +178,37 @@ mod tests {
             refusal(&mut admission, 101),
             "the server is full: requests of 0 bytes are waiting"
         );
-        admission.admit(60).expect("room");
+        let first = admission.admit(1, 60).expect("room");
         assert_eq!(
             refusal(&mut admission, 41),
             "the server is full: requests of 60 bytes are waiting"
         );
-        admission.admit(40).expect("room");
+        let second = admission.admit(1, 40).expect("room");
         assert_eq!(refusal(&mut admission, 0), "the server is full: 2 requests are waiting");
-        admission.dequeue(60);
-        admission.admit(0).expect("room");
-        admission.dequeue(40);
+        admission.dequeue(first, 60);
+        admission.admit(1, 0).expect("room");
+        admission.dequeue(second, 40);
         assert_eq!(
             refusal(&mut admission, 0),
             "the server is full: 3 requests are being served"
         );
+    }
+
+    #[test]
+    fn a_call_counts_once_however_many_requests_it_has() {
+        let (mut admission, now) = (Admission::new(LIMITS), origin());
+        let call = admission.admit(50, 60).expect("room");
+        assert_eq!((admission.queued(), admission.open()), (1, 1));
+        (0..50).for_each(|_| admission.dequeue(call, 1));
+        assert_eq!((admission.queued(), admission.queued_bytes()), (0, 10));
+        admission.enqueue(call, 1);
+        admission.enqueue(call, 1);
+        assert_eq!((admission.queued(), admission.queued_bytes()), (1, 12));
+        (0..2).for_each(|_| admission.dequeue(call, 1));
+        (0..49).for_each(|_| admission.end(now, call));
+        assert_eq!(admission.open(), 1);
+        admission.end(now, call);
+        assert_eq!(admission.open(), 0);
     }
 
     #[test]
@@ -164,11 +219,11 @@ mod tests {
             ..LIMITS
         });
         assert_eq!(admission.retry_after_s(), 1);
-        admission.admit(0).expect("room");
+        admission.admit(1, 0).expect("room");
         for second in 0..40 {
-            admission.admit(0).expect("room");
-            admission.dequeue(0);
-            admission.end(start + Duration::from_secs(4 * second));
+            let call = admission.admit(1, 0).expect("room");
+            admission.dequeue(call, 0);
+            admission.end(start + Duration::from_secs(4 * second), call);
         }
         // One waits, one more would: two ends, four seconds apart (the average is still approaching 4).
         assert_eq!(admission.retry_after_s(), 8);

@@ -77,6 +77,8 @@ pub(crate) fn request(id: u128, prompt: usize, max_tokens: u32) -> ServeRequest 
         id: RequestId(id),
         token_ids: (0..prompt as u32).map(|i| i % 256).collect::<Arc<[u32]>>(),
         body_bytes: prompt,
+        choices: 1,
+        beam_width: None,
         sampling: SamplingParams::greedy(),
         stop: StopRules {
             max_tokens,
@@ -84,7 +86,7 @@ pub(crate) fn request(id: u128, prompt: usize, max_tokens: u32) -> ServeRequest 
             ignore_eos: false,
             stop_token_ids: Vec::new(),
         },
-        stop_strings: Vec::new(),
+        stop_strings: [].into(),
         include_stop_str: false,
         skip_special_tokens: true,
         prompt_logprobs: None,

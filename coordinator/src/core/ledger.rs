@@ -1,4 +1,5 @@
-//! The ledger of a request: which tokens it has, what text they make, and whether they end it.
+//! The ledger of a choice: which tokens it has, what text they make, and whether they end it. A request has one for each
+//! of its choices.
 //!
 //! Position k is accepted exactly once, from whichever node and attempt it comes; everything a client is told (text,
 //! usage, finish reason, log-probabilities) derives from accepted tokens. Detokeniser and stop matcher live here, so
@@ -31,11 +32,11 @@ pub trait TextDecoder: Send {
 /// What the ledger says to a token.
 #[derive(Debug, PartialEq)]
 pub enum Verdict {
-    /// It is new; `completion` if it ends the request.
+    /// It is new; `completion` if it ends the choice.
     Accepted {
         /// The token and its text.
         token: OutputToken,
-        /// How the request ends with it.
+        /// How the choice ends with it.
         completion: Option<Completion>,
     },
     /// Its position has been accepted before, or lies behind the end.
@@ -53,7 +54,7 @@ pub enum Verdict {
 /// See the head of the file.
 pub struct Ledger {
     tokens: Vec<u32>,
-    stop: StopRules,
+    stop: Arc<StopRules>,
     keep_terminator: bool,
     detokenizer: Arc<dyn Detokenizer>,
     /// Of all tokens, special ones by their names.
@@ -65,11 +66,27 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// The empty ledger of `request`; `matcher` is built from its stop strings.
+    /// The empty ledger of one choice of `request`; `matcher` is built from its stop strings.
     pub fn new(request: &ServeRequest, matcher: StopMatcher, detokenizer: Arc<dyn Detokenizer>) -> Self {
+        Self::with_rules(request, Arc::new(request.stop.clone()), matcher, detokenizer)
+    }
+
+    /// The empty ledgers of all choices of `request`, in their order.
+    pub fn of_choices(request: &ServeRequest, matcher: &StopMatcher, detokenizer: &Arc<dyn Detokenizer>) -> Vec<Self> {
+        let rules = Arc::new(request.stop.clone());
+        let one = |_| Self::with_rules(request, Arc::clone(&rules), matcher.clone(), Arc::clone(detokenizer));
+        (0..request.choices).map(one).collect()
+    }
+
+    fn with_rules(
+        request: &ServeRequest,
+        stop: Arc<StopRules>,
+        matcher: StopMatcher,
+        detokenizer: Arc<dyn Detokenizer>,
+    ) -> Self {
         Self {
             tokens: Vec::new(),
-            stop: request.stop.clone(),
+            stop,
             keep_terminator: request.include_stop_str,
             literal: detokenizer.decoder(false),
             visible: detokenizer.decoder(request.skip_special_tokens),
@@ -77,6 +94,11 @@ impl Ledger {
             matcher,
             closed: false,
         }
+    }
+
+    /// True if the choice has ended.
+    pub fn is_closed(&self) -> bool {
+        self.closed
     }
 
     /// Accepted tokens, by position.
@@ -255,7 +277,7 @@ mod tests {
         );
         let mut shown = ledger(|request| {
             request.skip_special_tokens = false;
-            request.stop_strings = vec!["<s>".to_owned()];
+            request.stop_strings = ["<s>".to_owned()].into();
         });
         let (text, completion) = feed(&mut shown, &[65, SPECIAL]);
         assert_eq!(text, "A");
@@ -266,7 +288,7 @@ mod tests {
     fn a_stop_on_the_last_permitted_token_is_a_stop_and_says_that_the_limit_was_reached() {
         let mut ledger = ledger(|request| {
             request.stop.max_tokens = 2;
-            request.stop_strings = vec!["B".to_owned()];
+            request.stop_strings = ["B".to_owned()].into();
         });
         let (text, completion) = feed(&mut ledger, &bytes("AB"));
         let completion = completion.expect("ended");
@@ -299,7 +321,7 @@ mod tests {
 
     #[test]
     fn what_was_held_back_comes_with_the_end() {
-        let mut ledger = ledger(|request| request.stop_strings = vec!["BCD".to_owned()]);
+        let mut ledger = ledger(|request| request.stop_strings = ["BCD".to_owned()].into());
         let (text, completion) = feed(&mut ledger, &[65, 66, 67, EOS]);
         assert_eq!(text, "ABC");
         assert_eq!(completion.map(|c| c.tail), Some("BC".to_owned()));
@@ -318,7 +340,7 @@ mod tests {
             let tokens = bytes(&text);
             let mut ledger = ledger(|request| {
                 request.stop.max_tokens = limit;
-                request.stop_strings = stops.clone();
+                request.stop_strings = stops.clone().into();
                 request.include_stop_str = keep;
             });
             let (got, completion) = feed(&mut ledger, &tokens);

@@ -8,6 +8,8 @@
 //! The match that ends first wins; among those that end together, the first in the client's list. The result does not
 //! depend on how the text was cut into pieces.
 
+use std::sync::Arc;
+
 /// No node, no pattern.
 const NONE: u32 = u32::MAX;
 
@@ -26,13 +28,20 @@ struct Node {
     pattern: u32,
 }
 
-/// Finds the first stop string in a text that arrives in pieces.
-#[derive(Clone, Debug)]
-pub struct StopMatcher {
+/// The tree of all stop strings with its fail links: the same for every text.
+#[derive(Debug)]
+struct Automaton {
     nodes: Vec<Node>,
     /// Children of the root by their byte: most text never leaves the root.
     root: Box<[u32; 256]>,
     patterns: Vec<String>,
+}
+
+/// Finds the first stop string in a text that arrives in pieces. A clone of a fresh matcher is for another text and
+/// shares the automaton.
+#[derive(Clone, Debug)]
+pub struct StopMatcher {
+    automaton: Arc<Automaton>,
     state: u32,
     /// The tail of the text that may still become a stop string.
     held: String,
@@ -51,32 +60,18 @@ pub struct Released {
 impl StopMatcher {
     /// A matcher for `patterns` (empty ones never match). `keep_stop`: the text ends behind the stop string, not before.
     pub fn new(patterns: &[String], keep_stop: bool) -> Self {
-        let root = Node {
-            byte: 0,
-            depth: 0,
-            first_child: NONE,
-            next_sibling: NONE,
-            fail: 0,
-            pattern: NONE,
-        };
-        let mut matcher = Self {
-            nodes: vec![root],
-            root: Box::new([NONE; 256]),
-            patterns: patterns.to_vec(),
+        Self {
+            automaton: Arc::new(Automaton::new(patterns)),
             state: 0,
             held: String::new(),
             keep_stop,
-        };
-        for (index, pattern) in patterns.iter().enumerate().filter(|(_, pattern)| !pattern.is_empty()) {
-            matcher.insert(pattern.as_bytes(), index as u32);
         }
-        matcher.link();
-        matcher
     }
 
     /// Adds text. After a stop string has been found nothing more is to be added.
     pub fn push(&mut self, text: &str) -> Released {
-        if self.nodes.len() == 1 {
+        let nodes = &self.automaton.nodes;
+        if nodes.len() == 1 {
             return Released {
                 text: text.to_owned(),
                 stop: None,
@@ -85,13 +80,13 @@ impl StopMatcher {
         let seen = self.held.len();
         self.held.push_str(text);
         for at in seen..self.held.len() {
-            self.state = self.next(self.state, self.held.as_bytes()[at]);
-            let pattern = self.nodes[self.state as usize].pattern;
+            self.state = self.automaton.next(self.state, self.held.as_bytes()[at]);
+            let pattern = nodes[self.state as usize].pattern;
             if pattern != NONE {
                 return self.matched(pattern as usize, at + 1);
             }
         }
-        let hold = self.nodes[self.state as usize].depth as usize;
+        let hold = nodes[self.state as usize].depth as usize;
         let kept = self.held.split_off(self.held.len() - hold);
         Released {
             text: std::mem::replace(&mut self.held, kept),
@@ -106,12 +101,35 @@ impl StopMatcher {
     }
 
     fn matched(&mut self, pattern: usize, end: usize) -> Released {
-        let stop = self.patterns[pattern].clone();
+        let stop = self.automaton.patterns[pattern].clone();
         let cut = if self.keep_stop { end } else { end - stop.len() };
         self.state = 0;
         let mut text = std::mem::take(&mut self.held);
         text.truncate(cut);
         Released { text, stop: Some(stop) }
+    }
+}
+
+impl Automaton {
+    fn new(patterns: &[String]) -> Self {
+        let root = Node {
+            byte: 0,
+            depth: 0,
+            first_child: NONE,
+            next_sibling: NONE,
+            fail: 0,
+            pattern: NONE,
+        };
+        let mut automaton = Self {
+            nodes: vec![root],
+            root: Box::new([NONE; 256]),
+            patterns: patterns.to_vec(),
+        };
+        for (index, pattern) in patterns.iter().enumerate().filter(|(_, pattern)| !pattern.is_empty()) {
+            automaton.insert(pattern.as_bytes(), index as u32);
+        }
+        automaton.link();
+        automaton
     }
 
     fn next(&self, state: u32, byte: u8) -> u32 {

@@ -7,21 +7,25 @@ use protocol::ids::RequestId;
 use protocol::sampling::{PromptLogprob, SampledToken, SamplingParams, StopRules};
 use thiserror::Error;
 
-/// One choice of a client's request, checked and tokenised: it can be served as it stands.
+/// One prompt of a client's call with all its choices, checked and tokenised: it can be served as it stands.
 #[derive(Clone, Debug)]
 pub struct ServeRequest {
     /// Name of the request; 128 random bits, never used twice.
     pub id: RequestId,
     /// The prompt, after truncation; not empty.
     pub token_ids: Arc<[u32]>,
-    /// Bytes of the client's body: what the request is charged for while it waits.
+    /// Bytes of the client's body; 0 for the further requests of a call.
     pub body_bytes: usize,
-    /// How tokens are drawn.
+    /// How many answers are drawn; with a beam search the best so many are kept. 0: none, only the prompt is computed.
+    pub choices: u32,
+    /// Beam search of this width, which is the number of choices.
+    pub beam_width: Option<u32>,
+    /// How tokens are drawn. `choice` is the first choice's number; the others follow it.
     pub sampling: SamplingParams,
-    /// When the sequence ends; `max_tokens` is clamped to every limit already, the one extra decode token included.
+    /// When a choice ends; `max_tokens` is clamped to every limit already, the one extra decode token included.
     pub stop: StopRules,
     /// Strings that end the generated text, in the client's order; none of them is empty.
-    pub stop_strings: Vec<String>,
+    pub stop_strings: Arc<[String]>,
     /// Keep the stop string, or the terminating token's text, in the visible text.
     pub include_stop_str: bool,
     /// Leave special tokens out of the visible text.
@@ -30,8 +34,8 @@ pub struct ServeRequest {
     pub prompt_logprobs: Option<u8>,
 }
 
-/// What happens to a request, in the order in which it happens: at most one `Prefill`, then tokens by position, then
-/// exactly one `Done` or `Failed`, which is the last event.
+/// What happens to a request, in the order in which it happens: at most one `Prefill`; then, for each choice, tokens by
+/// position and one `Ended`; then exactly one `Done` or `Failed`, which is the last event.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ClientEvent {
     /// The prompt has been computed; the first token follows at once.
@@ -44,10 +48,22 @@ pub enum ClientEvent {
         /// reservation.
         queue_us: u64,
     },
-    /// One more token.
-    Token(OutputToken),
-    /// The request has ended by its own rules.
-    Done(Completion),
+    /// One more token of a choice.
+    Token {
+        /// Which choice, from 0.
+        choice: u32,
+        /// The token.
+        token: OutputToken,
+    },
+    /// A choice has ended by its own rules.
+    Ended {
+        /// Which choice, from 0.
+        choice: u32,
+        /// How.
+        completion: Completion,
+    },
+    /// Every choice has ended.
+    Done,
     /// The request has ended without an answer, or with a part of one.
     Failed(ServeError),
 }
@@ -68,12 +84,12 @@ pub struct OutputToken {
     pub step: StepTiming,
 }
 
-/// How a request ended.
+/// How a choice ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// Why the text ends where it does.
     pub finish: Finish,
-    /// Tokens sampled on all nodes: equals the number of `Token` events.
+    /// Tokens sampled on all nodes: equals the number of the choice's `Token` events.
     pub generated_tokens: u32,
     /// Visible text that was held back and is now known not to be part of a stop string.
     pub tail: String,
@@ -126,6 +142,43 @@ pub enum ServeErrorKind {
     Cancelled,
     /// A fault inside the cluster.
     Internal,
+}
+
+/// About what the automaton of the stop strings takes for each of their bytes.
+const STOP_STATE_BYTES: usize = 24;
+/// About what the ledger of a choice beside the first takes.
+const CHOICE_BYTES: usize = 512;
+
+impl ServeRequest {
+    /// Bytes it is charged for while it waits. The requests of a call share body and stop strings: the first, which has the
+    /// body, is charged for both.
+    pub fn charge(&self) -> usize {
+        let stops: usize = match self.body_bytes {
+            0 => 0,
+            _ => self.stop_strings.iter().map(String::len).sum(),
+        };
+        let further_choices = (self.choices as usize).saturating_sub(1);
+        self.body_bytes
+            + self.token_ids.len() * size_of::<u32>()
+            + stops * STOP_STATE_BYTES
+            + further_choices * CHOICE_BYTES
+    }
+
+    /// True if a decode node is needed: for more than the first tokens, and for beam search, which draws all of its tokens
+    /// there.
+    pub fn needs_decode(&self) -> bool {
+        self.beam_width.is_some() || (self.choices > 0 && self.stop.max_tokens > 1)
+    }
+}
+
+impl ClientEvent {
+    /// True if nothing follows.
+    pub fn is_last(&self) -> bool {
+        match self {
+            Self::Done | Self::Failed(_) => true,
+            Self::Prefill { .. } | Self::Token { .. } | Self::Ended { .. } => false,
+        }
+    }
 }
 
 impl ServeErrorKind {

@@ -73,7 +73,7 @@ impl Clients {
 
     /// Hands an event on. An error is the reason for which the request is to be cancelled.
     pub(super) fn deliver(&mut self, id: RequestId, event: ClientEvent) -> Result<(), &'static str> {
-        let last = matches!(event, ClientEvent::Done(_) | ClientEvent::Failed(_));
+        let last = event.is_last();
         let Some(client) = self.open.get_mut(&id) else {
             return Ok(());
         };

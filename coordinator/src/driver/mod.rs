@@ -33,6 +33,7 @@ use crate::core::ledger::Detokenizer;
 use crate::core::nodes::{LegId, LinkId};
 use crate::core::types::{ClientEvent, ClusterStatus};
 use crate::handle::{CoordinatorHandle, FromHandle, Submission};
+use protocol::control::{Job, JobUpdate};
 
 /// Inputs that wait for the driver, from handles and from nodes each.
 const INPUT_QUEUE: usize = 1024;
@@ -72,6 +73,12 @@ struct NodeLink {
     jobs: TaskTracker,
 }
 
+/// How a job is spoken to.
+struct RunningJob {
+    cancel: CancellationToken,
+    updates: mpsc::Sender<JobUpdate>,
+}
+
 /// The driver before it runs.
 pub struct Driver {
     core: Cluster,
@@ -86,7 +93,7 @@ pub struct Driver {
     links: HashMap<LinkId, NodeLink>,
     /// Nodes that wait for an answer.
     at_the_door: HashMap<LinkId, oneshot::Sender<Result<(), String>>>,
-    jobs: HashMap<LegId, CancellationToken>,
+    jobs: HashMap<LegId, RunningJob>,
     clients: Clients,
     /// Facts that came up while actions were carried out.
     facts: VecDeque<Fact>,
@@ -233,23 +240,25 @@ impl Driver {
     }
 
     fn submit(&mut self, now: Instant, submission: Submission) {
-        let Submission {
-            request,
-            matcher,
-            events,
-            reply,
-        } = submission;
-        if events.is_closed() {
+        let Submission { requests, reply } = submission;
+        if requests.iter().any(|request| request.events.is_closed()) {
             return;
         }
-        let id = request.id;
-        let admitted = self.core.submit(now, request, matcher, &mut self.actions);
-        match &admitted {
-            Ok(()) => self.clients.add(id, events),
-            Err(error) => telemetry::failed(id, error),
+        let mut clients = Vec::with_capacity(requests.len());
+        let mut call = Vec::with_capacity(requests.len());
+        for submitted in requests {
+            clients.push((submitted.request.id, submitted.events));
+            call.push((submitted.request, submitted.matcher));
+        }
+        let admitted = self.core.submit(now, call, &mut self.actions);
+        for (id, events) in clients {
+            match &admitted {
+                Ok(()) => self.clients.add(id, events),
+                Err(error) => telemetry::failed(id, error),
+            }
         }
         if reply.send(admitted).is_err() {
-            tracing::trace!(request = %id, "the client went away while its request was admitted");
+            tracing::trace!("the client went away while its call was admitted");
         }
     }
 
@@ -301,10 +310,12 @@ impl Driver {
             Action::StartJob { leg, link, job } => match self.links.get(&link) {
                 Some(NodeLink { connection, jobs }) => {
                     let cancel = CancellationToken::new();
-                    let run = job::run(leg, connection.clone(), job, self.to_driver.clone(), cancel.clone());
+                    let (updates, to_job) = mpsc::channel(most_updates(&job));
+                    let (connection, events) = (connection.clone(), self.to_driver.clone());
+                    let run = job::run(leg, connection, job, to_job, events, cancel.clone());
                     // The tracker waits for the task; nobody needs its handle.
                     drop(jobs.spawn(run));
-                    self.jobs.insert(leg, cancel);
+                    self.jobs.insert(leg, RunningJob { cancel, updates });
                 }
                 None => {
                     let reason = "the link is closed".to_owned();
@@ -312,8 +323,15 @@ impl Driver {
                 }
             },
             Action::ResetJob { leg } => {
-                if let Some(cancel) = self.jobs.remove(&leg) {
-                    cancel.cancel();
+                if let Some(job) = self.jobs.remove(&leg) {
+                    job.cancel.cancel();
+                }
+            }
+            Action::UpdateJob { leg, update } => {
+                if let Some(job) = self.jobs.get(&leg)
+                    && job.updates.try_send(update).is_err()
+                {
+                    tracing::trace!(?leg, "an update for a job that is over");
                 }
             }
             Action::Emit { request, event } => {
@@ -357,5 +375,13 @@ impl Driver {
             }
             changed
         });
+    }
+}
+
+/// Most updates that a job gets: one for each choice. At least 1, which is the least that a queue can hold.
+fn most_updates(job: &Job) -> usize {
+    match job {
+        Job::Prefill(_) => 1,
+        Job::Decode(job) => job.choices.len().max(1),
     }
 }

@@ -7,32 +7,36 @@ use std::sync::Arc;
 use futures_util::stream::{self, Stream};
 
 use crate::core::types::{ClientEvent, ClusterStatus, ServeError, ServeRequest};
-use crate::handle::CoordinatorHandle;
+use crate::handle::{CoordinatorHandle, RequestStream};
 
 /// The events of a request. Dropping it cancels the request on every node.
 pub type Events = Pin<Box<dyn Stream<Item = ClientEvent> + Send>>;
 
-/// A request on its way into the cluster. Dropping it cancels the request.
-pub type Submission = Pin<Box<dyn Future<Output = Result<Events, ServeError>> + Send>>;
+/// The requests of one call on their way into the cluster. Dropping it cancels them.
+pub type Submission = Pin<Box<dyn Future<Output = Result<Vec<Events>, ServeError>> + Send>>;
 
 /// Takes requests and tells how the cluster is: the driver, or a script in tests.
 pub trait Backend: Send + Sync + 'static {
-    /// Hands a request to the cluster. `Err`: it was refused; nothing works on it.
-    fn submit(&self, request: ServeRequest) -> Submission;
+    /// Hands the requests of one call to the cluster. `Ok`: the events of each, in their order. `Err`: they were refused
+    /// together; nothing works on them.
+    fn submit(&self, requests: Vec<ServeRequest>) -> Submission;
     /// What the cluster looks like.
     fn status(&self) -> Arc<ClusterStatus>;
 }
 
 impl Backend for CoordinatorHandle {
-    fn submit(&self, request: ServeRequest) -> Submission {
+    fn submit(&self, requests: Vec<ServeRequest>) -> Submission {
         let handle = self.clone();
         Box::pin(async move {
-            let events = handle.submit(request).await?;
-            let events = stream::unfold(events, |mut events| async move {
-                let event = events.next().await?;
-                Some((event, events))
-            });
-            Ok(Box::pin(events) as Events)
+            let streams = handle.submit(requests).await?;
+            let unfold = |events| {
+                stream::unfold(events, |mut events: RequestStream| async move {
+                    let event = events.next().await?;
+                    Some((event, events))
+                })
+            };
+            let streams = streams.into_iter().map(|events| Box::pin(unfold(events)) as Events);
+            Ok(streams.collect())
         })
     }
 

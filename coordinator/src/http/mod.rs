@@ -7,11 +7,12 @@
 //! 4. `text`: tokenised once; `truncate`.
 //! 5. [`serve`]: token limits ([`lengths`]), submission through [`backend`], the wait for the first token. Every error up
 //!    to here has a status of its own.
-//! 6. [`shown`]: which text belongs to which token.
+//! 6. [`answer`], [`shown`]: the choices of all prompts, merged; which text belongs to which token.
 //! 7. [`tgi::answer`], [`openai::answer`]: one JSON answer; or [`sse`]: an event for every token.
 //! 8. The client leaves: actix drops the handler or the body ([`connection`] where it would not notice), that drops the
 //!    events, and that cancels the request on every node.
 
+pub mod answer;
 pub mod backend;
 pub mod body;
 pub mod connection;

@@ -1,38 +1,41 @@
-//! From a checked request to the events of its answer: token limits, submission, the wait for the first token.
+//! From a checked call to the cluster: token limits, submission, the wait for the first token. What comes back is an
+//! [`Answer`].
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures_util::stream::{self, StreamExt};
 use protocol::ids::RequestId;
-use protocol::sampling::{PromptLogprob, SamplingParams, StopRules};
+use protocol::sampling::{SamplingParams, StopRules};
 
-use super::backend::Events;
+use super::answer::Answer;
 use super::error::{ApiError, ErrorKind};
-use super::shown::{Attribution, Shown};
 use super::state::HttpState;
-use crate::core::types::{ClientEvent, Completion, OutputToken, ServeRequest};
+use crate::core::types::ServeRequest;
 use crate::metrics::RequestTimer;
 
 /// Seeds above this are close to the maximum.
 const HIGH_SEED: u64 = u64::MAX - 1_000;
 
-/// A request whose fields are checked and whose prompt is tokenised and truncated.
+/// One prompt of a call whose fields are checked; the prompt is tokenised and truncated.
+#[derive(Clone)]
 pub struct Draft {
     /// The request's name.
     pub id: RequestId,
     /// Name of the field that holds the prompt, for messages.
     pub prompt_field: &'static str,
     /// The prompt.
-    pub tokens: Vec<u32>,
-    /// Size of the body.
+    pub tokens: Arc<[u32]>,
+    /// Size of the body; 0 for the further prompts of a call.
     pub body_bytes: usize,
+    /// How many answers are drawn; 0: the prompt is all that is wanted.
+    pub choices: u32,
+    /// They are found by a beam search of that width.
+    pub beam: bool,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
     /// Most tokens the client wants.
     pub max_tokens: Option<u32>,
     /// Strings that end the answer.
-    pub stop_strings: Vec<String>,
+    pub stop_strings: Arc<[String]>,
     /// Tokens that end the answer.
     pub stop_token_ids: Vec<u32>,
     /// Do not end at the model's end tokens.
@@ -45,60 +48,25 @@ pub struct Draft {
     pub prompt_logprobs: Option<u8>,
 }
 
-/// An answer that has begun: the cluster took the request, and its first token is there.
-pub struct Answer {
-    /// The prompt, as it was sent to the nodes.
-    pub prompt: Arc<[u32]>,
-    /// Prompt tokens that came from a prefix cache.
-    pub cached_tokens: u32,
-    /// Log-probabilities of the prompt tokens from the second on, if asked for.
-    pub prompt_logprobs: Option<Vec<PromptLogprob>>,
-    /// The request's clock.
-    pub timer: RequestTimer,
-    attribution: Attribution,
-    stop: StopRules,
-    /// The stop strings, if a matched one stays in the text.
-    kept_stops: Vec<String>,
-    /// The text released so far, if `kept_stops` are looked for.
-    text: String,
-    first: Option<OutputToken>,
-    events: Events,
-}
-
-/// What happens next in an answer.
-#[derive(Debug)]
-pub enum Step {
-    /// Tokens that can be shown; may be none yet.
-    Tokens(Vec<Shown>),
-    /// The last tokens and the end.
-    End {
-        /// Tokens that were not shown before; the last token of the answer is among them.
-        rest: Vec<Shown>,
-        /// Visible text that belongs to no token; empty in any real answer.
-        tail: String,
-        /// How the answer ended.
-        completion: Completion,
-    },
-    /// There is no more of the answer.
-    Failed(ApiError),
-}
-
 impl HttpState {
-    /// Checks the prompt's length, hands the request to the cluster and waits for its first token. Until then every
-    /// failure still has a status of its own.
+    /// Checks the prompts' lengths, hands the call to the cluster, as a whole, and waits for its first token. Until then
+    /// every failure still has a status of its own.
     ///
     /// # Errors
     /// A prompt that is too long, a refusal, or a failure before the first token; the timer has been told.
-    pub async fn begin(&self, draft: Draft, mut timer: RequestTimer) -> Result<Answer, ApiError> {
-        if draft.sampling.seed > HIGH_SEED {
+    pub async fn begin(&self, drafts: Vec<Draft>, mut timer: RequestTimer) -> Result<Answer, ApiError> {
+        if let Some(draft) = drafts.iter().find(|draft| draft.sampling.seed > HIGH_SEED) {
             self.warn_of_high_seed(draft.sampling.seed);
         }
-        let request = self
-            .request(draft)
-            .inspect_err(|error| timer.failed(error.metric_label()))?;
-        timer.submitted(request.token_ids.len(), request.stop.max_tokens);
-        let mut answer = Answer::new(&request, timer);
-        match self.submit(request, &mut answer).await {
+        let requests: Result<Vec<_>, _> = drafts.into_iter().map(|draft| self.request(draft)).collect();
+        let requests = requests.inspect_err(|error| timer.failed(error.metric_label()))?;
+        let prompt_tokens = requests.iter().map(|request| request.token_ids.len()).sum();
+        timer.submitted(
+            prompt_tokens,
+            requests.first().map_or(0, |request| request.stop.max_tokens),
+        );
+        let mut answer = Answer::new(&requests, timer);
+        match self.submit(requests, &mut answer).await {
             Ok(()) => Ok(answer),
             Err(error) => {
                 answer.timer.failed(error.metric_label());
@@ -107,9 +75,10 @@ impl HttpState {
         }
     }
 
-    async fn submit(&self, request: ServeRequest, answer: &mut Answer) -> Result<(), ApiError> {
-        answer.events = self.backend.submit(request).await?;
-        answer.timer.admitted(answer.prompt.len());
+    async fn submit(&self, requests: Vec<ServeRequest>, answer: &mut Answer) -> Result<(), ApiError> {
+        let prompt_tokens = requests.iter().map(|request| request.token_ids.len()).sum();
+        answer.listen_to(self.backend.submit(requests).await?);
+        answer.timer.admitted(prompt_tokens);
         answer.wait_for_first_token().await
     }
 
@@ -132,8 +101,10 @@ impl HttpState {
         };
         Ok(ServeRequest {
             id: draft.id,
-            token_ids: draft.tokens.into(),
+            token_ids: draft.tokens,
             body_bytes: draft.body_bytes,
+            choices: draft.choices,
+            beam_width: draft.beam.then_some(draft.choices),
             sampling: draft.sampling,
             stop,
             stop_strings: draft.stop_strings,
@@ -142,93 +113,4 @@ impl HttpState {
             prompt_logprobs: draft.prompt_logprobs,
         })
     }
-}
-
-impl Answer {
-    fn new(request: &ServeRequest, timer: RequestTimer) -> Self {
-        let matches_stops = !request.stop_strings.is_empty();
-        Self {
-            prompt: Arc::clone(&request.token_ids),
-            cached_tokens: 0,
-            prompt_logprobs: None,
-            timer,
-            attribution: Attribution::new(matches_stops, request.skip_special_tokens),
-            stop: request.stop.clone(),
-            kept_stops: if request.include_stop_str {
-                request.stop_strings.clone()
-            } else {
-                Vec::new()
-            },
-            text: String::new(),
-            first: None,
-            events: Box::pin(stream::empty()),
-        }
-    }
-
-    async fn wait_for_first_token(&mut self) -> Result<(), ApiError> {
-        loop {
-            match self.events.next().await {
-                Some(ClientEvent::Prefill {
-                    cached_tokens,
-                    prompt_logprobs,
-                    queue_us,
-                }) => {
-                    self.cached_tokens = cached_tokens;
-                    self.prompt_logprobs = prompt_logprobs;
-                    self.timer.prefilled(Duration::from_micros(queue_us));
-                }
-                Some(ClientEvent::Token(token)) => {
-                    self.first = Some(token);
-                    return Ok(());
-                }
-                Some(ClientEvent::Failed(error)) => return Err(error.into()),
-                Some(ClientEvent::Done(_)) | None => return Err(incomplete()),
-            }
-        }
-    }
-
-    /// The next step. After `End` or `Failed` there is none.
-    pub async fn step(&mut self) -> Step {
-        if let Some(first) = self.first.take() {
-            return self.token(first);
-        }
-        match self.events.next().await {
-            Some(ClientEvent::Token(token)) => self.token(token),
-            Some(ClientEvent::Done(completion)) => {
-                let attribution = std::mem::replace(&mut self.attribution, Attribution::new(false, false));
-                let (rest, tail) = attribution.finish(&completion);
-                Step::End { rest, tail, completion }
-            }
-            Some(ClientEvent::Failed(error)) => Step::Failed(error.into()),
-            // The prefill is told before the first token, and that one is taken already.
-            Some(ClientEvent::Prefill { .. }) | None => Step::Failed(incomplete()),
-        }
-    }
-
-    fn token(&mut self, token: OutputToken) -> Step {
-        self.timer.token();
-        let last = self.is_last(&token);
-        Step::Tokens(self.attribution.push(token, last))
-    }
-
-    /// True if the answer ends with this token, so that its event is also the last one. A token that completes a stop
-    /// string is recognised by its missing text, or by its text where the stop string is kept.
-    fn is_last(&mut self, token: &OutputToken) -> bool {
-        if self
-            .stop
-            .finish(token.sampled.token, token.sampled.position + 1)
-            .is_some()
-        {
-            return true;
-        }
-        if self.kept_stops.is_empty() {
-            return false;
-        }
-        self.text.push_str(&token.visible);
-        self.kept_stops.iter().any(|stop| self.text.ends_with(stop.as_str()))
-    }
-}
-
-fn incomplete() -> ApiError {
-    ApiError::new(ErrorKind::Incomplete, "the answer stopped without an end")
 }

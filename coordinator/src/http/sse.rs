@@ -11,20 +11,24 @@ use futures_util::stream;
 use serde::Serialize;
 use tokio::time::timeout;
 
+use super::answer::{Answer, PromptPart, Step};
 use super::error::{ApiError, ErrorKind};
-use super::serve::{Answer, Step};
 use super::shown::Shown;
 use crate::core::types::Completion;
 
 /// Sent while there is nothing to say, so that proxies keep the connection.
 const KEEP_ALIVE: &[u8] = b":\n\n";
 
-/// How an endpoint family words its events.
+/// How an endpoint family words its events. `index`: see [`Step`].
 pub trait Dialect: 'static {
-    /// Tokens that can be shown.
-    fn tokens(&mut self, shown: Vec<Shown>, events: &mut EventBuffer);
-    /// The last tokens and the end. `tail`: visible text that belongs to none of them.
-    fn end(&mut self, rest: Vec<Shown>, tail: &str, completion: &Completion, events: &mut EventBuffer);
+    /// A prompt, by its number, has been computed; comes before the tokens of its choices.
+    fn prompt(&mut self, number: usize, prompt: &PromptPart, events: &mut EventBuffer);
+    /// Tokens of a choice that can be shown.
+    fn tokens(&mut self, index: usize, shown: Vec<Shown>, events: &mut EventBuffer);
+    /// The last tokens of a choice and its end. `tail`: visible text that belongs to none of them.
+    fn end(&mut self, index: usize, rest: Vec<Shown>, tail: &str, completion: &Completion, events: &mut EventBuffer);
+    /// Every choice has ended.
+    fn done(&mut self, events: &mut EventBuffer);
     /// The answer has failed.
     fn failed(&mut self, error: &ApiError, events: &mut EventBuffer);
 }
@@ -70,11 +74,19 @@ pub fn respond(
         let chunk = state.next().await?;
         Some((Ok::<_, Infallible>(chunk), state))
     });
+    head(&mut response).streaming(body)
+}
+
+/// A stream whose events are all there.
+pub fn at_once(events: EventBuffer) -> HttpResponse {
+    head(&mut HttpResponse::Ok()).body(events.0)
+}
+
+fn head(response: &mut HttpResponseBuilder) -> &mut HttpResponseBuilder {
     response
         .content_type("text/event-stream")
         .insert_header((CACHE_CONTROL, "no-cache"))
         .insert_header(("x-accel-buffering", "no"))
-        .streaming(body)
 }
 
 /// A stream that is being sent. Dropping it cancels the request.
@@ -92,12 +104,24 @@ impl<D: Dialect> Sending<D> {
         while !self.ended && events.0.is_empty() {
             match timeout(self.silence, self.answer.step()).await {
                 Err(_) => return Some(Bytes::from_static(KEEP_ALIVE)),
-                Ok(Step::Tokens(shown)) => self.dialect.tokens(shown, &mut events),
-                Ok(Step::End { rest, tail, completion }) => {
-                    self.ended = true;
-                    self.dialect.end(rest, &tail, &completion, &mut events);
-                    self.answer.timer.succeeded();
+                Ok(Step::Prompt { prompt }) => {
+                    let part = &self.answer.prompts[prompt];
+                    self.dialect.prompt(prompt, part, &mut events);
                 }
+                Ok(Step::Tokens { index, shown }) => self.dialect.tokens(index, shown, &mut events),
+                Ok(Step::End {
+                    index,
+                    rest,
+                    tail,
+                    completion,
+                }) => {
+                    self.dialect.end(index, rest, &tail, &completion, &mut events);
+                    // The end of the answer goes out with its last token.
+                    if self.answer.is_over() {
+                        self.finish(&mut events);
+                    }
+                }
+                Ok(Step::Done) => self.finish(&mut events),
                 Ok(Step::Failed(error)) => {
                     self.ended = true;
                     self.answer.timer.failed(error.metric_label());
@@ -106,5 +130,11 @@ impl<D: Dialect> Sending<D> {
             }
         }
         (!events.0.is_empty()).then(|| Bytes::from(events.0))
+    }
+
+    fn finish(&mut self, events: &mut EventBuffer) {
+        self.ended = true;
+        self.dialect.done(events);
+        self.answer.timer.succeeded();
     }
 }

@@ -13,14 +13,14 @@ use config::{ClusterConfig, Config, TransferConfig};
 use coordinator::control;
 use coordinator::core::ledger::{Detokenizer, TextDecoder};
 use coordinator::core::nodes::TextIdentity;
-use coordinator::core::types::{ClientEvent, ClusterStatus, ServeRequest};
+use coordinator::core::types::{ClientEvent, ClusterStatus, Completion, ServeRequest};
 use coordinator::driver::{Driver, DriverSettings, settings};
 use coordinator::handle::{CoordinatorHandle, RequestStream};
 use protocol::PROTOCOL_VERSION;
 use protocol::codec::MAX_CONTROL_BYTES;
 use protocol::control::{
-    CoordinatorMessage, DecodeJob, Hello, Job, JobEvent, LoadReport, NodeMessage, PrefillJob, PromptComputed,
-    StepTiming,
+    CoordinatorMessage, DecodeJob, Hello, Job, JobEvent, JobUpdate, LoadReport, NodeMessage, PrefillJob,
+    PromptComputed, StepTiming,
 };
 use protocol::ids::{NodeId, RequestId, Role, Ticket};
 use protocol::kv::{KvDtype, KvLayout, ModelIdentity};
@@ -158,10 +158,12 @@ impl Coordinator {
     }
 
     pub async fn submit(&self, request: ServeRequest) -> RequestStream {
-        timeout(SOON, self.handle.submit(request))
+        timeout(SOON, self.handle.submit(vec![request]))
             .await
             .expect("an answer")
             .expect("admitted")
+            .pop()
+            .expect("one stream for one request")
     }
 
     /// Waits until the published status is as wanted.
@@ -292,8 +294,13 @@ impl JobSide {
     }
 
     pub async fn first_token(&mut self, token: char) {
+        self.first_tokens(&[token]).await;
+    }
+
+    /// One for each choice.
+    pub async fn first_tokens(&mut self, tokens: &[char]) {
         let first = PromptComputed {
-            tokens: vec![sampled(0, token)],
+            tokens: tokens.iter().map(|token| sampled(0, *token)).collect(),
             step: StepTiming::default(),
             cached_tokens: 0,
             prompt_logprobs: None,
@@ -308,6 +315,15 @@ impl JobSide {
             step: StepTiming::default(),
         })
         .await;
+    }
+
+    /// What the coordinator says behind the job.
+    pub async fn update(&mut self) -> JobUpdate {
+        timeout(SOON, self.jobs.next())
+            .await
+            .expect("in time")
+            .expect("a message")
+            .expect("an open stream")
     }
 
     /// Waits for the cancel: both directions of the stream are reset.
@@ -361,6 +377,8 @@ pub fn request(id: u128, max_tokens: u32) -> ServeRequest {
         id: RequestId(id),
         token_ids: vec![1, 2, 3].into(),
         body_bytes: 30,
+        choices: 1,
+        beam_width: None,
         sampling: SamplingParams::greedy(),
         stop: StopRules {
             max_tokens,
@@ -368,25 +386,26 @@ pub fn request(id: u128, max_tokens: u32) -> ServeRequest {
             ignore_eos: false,
             stop_token_ids: Vec::new(),
         },
-        stop_strings: Vec::new(),
+        stop_strings: [].into(),
         include_stop_str: false,
         skip_special_tokens: true,
         prompt_logprobs: None,
     }
 }
 
-/// The rest of a request: its visible text and its last event.
-pub async fn finish(stream: &mut RequestStream) -> (String, ClientEvent) {
-    let mut text = String::new();
+/// The rest of a request of one choice: its visible text, how it ended, and its last event.
+pub async fn finish(stream: &mut RequestStream) -> (String, Option<Completion>, ClientEvent) {
+    let (mut text, mut end) = (String::new(), None);
     loop {
         match timeout(SOON, stream.next())
             .await
             .expect("an event in time")
             .expect("an end before the end")
         {
-            ClientEvent::Token(token) => text.push_str(&token.visible),
+            ClientEvent::Token { token, .. } => text.push_str(&token.visible),
+            ClientEvent::Ended { completion, .. } => end = Some(completion),
             ClientEvent::Prefill { .. } => {}
-            end @ (ClientEvent::Done(_) | ClientEvent::Failed(_)) => return (text, end),
+            last @ (ClientEvent::Done | ClientEvent::Failed(_)) => return (text, end, last),
         }
     }
 }
@@ -396,6 +415,6 @@ pub async fn tokens(stream: &mut RequestStream, count: usize) {
     let mut seen = 0;
     while seen < count {
         let event = timeout(SOON, stream.next()).await.expect("an event in time");
-        seen += usize::from(matches!(event, Some(ClientEvent::Token(_))));
+        seen += usize::from(matches!(event, Some(ClientEvent::Token { .. })));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use coordinator::core::ledger::{Ledger, Verdict};
+use coordinator::core::ledger::{Detokenizer, Ledger, Verdict};
 use coordinator::core::stop::StopMatcher;
 use coordinator::core::types::{ClientEvent, ClusterStatus, NodeStatus, ServeError, ServeErrorKind, ServeRequest};
 use coordinator::http::backend::{Backend, Events, Submission};
@@ -22,8 +22,10 @@ use tokio::time::sleep;
 pub enum Script {
     /// Refuses it.
     Refuse(ServeErrorKind),
-    /// Samples these tokens until the request ends; if it does not, says nothing more.
+    /// Samples these tokens for each choice until it ends; if it does not, says nothing more.
     Tokens(Vec<u32>),
+    /// Samples the j-th list for the j-th choice of the call, counted over all its prompts.
+    Choices(Vec<Vec<u32>>),
     /// Samples these tokens, then fails.
     Fail(Vec<u32>, ServeErrorKind),
     /// Samples these tokens, then its events end.
@@ -38,6 +40,7 @@ pub enum Script {
 pub struct Scripted {
     script: Mutex<Script>,
     requests: Mutex<Vec<ServeRequest>>,
+    calls: AtomicUsize,
     status: Mutex<ClusterStatus>,
     live: Arc<AtomicUsize>,
     tokenizer: TextTokenizer,
@@ -66,6 +69,7 @@ impl Scripted {
                 [super::model::bytes("hello"), vec![super::model::EOS]].concat(),
             )),
             requests: Mutex::new(Vec::new()),
+            calls: AtomicUsize::new(0),
             status: Mutex::new(ClusterStatus {
                 nodes,
                 ..ClusterStatus::default()
@@ -95,6 +99,16 @@ impl Scripted {
             .clone()
     }
 
+    /// All requests it got.
+    pub fn all(&self) -> Vec<ServeRequest> {
+        self.requests.lock().expect("not poisoned").clone()
+    }
+
+    /// How many calls they came in.
+    pub fn calls(&self) -> usize {
+        self.calls.load(Ordering::SeqCst)
+    }
+
     /// How many requests it got.
     pub fn count(&self) -> usize {
         self.requests.lock().expect("not poisoned").len()
@@ -117,17 +131,21 @@ impl Scripted {
 }
 
 impl Backend for Scripted {
-    fn submit(&self, request: ServeRequest) -> Submission {
-        self.requests.lock().expect("not poisoned").push(request.clone());
+    fn submit(&self, requests: Vec<ServeRequest>) -> Submission {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        self.requests.lock().expect("not poisoned").extend(requests.clone());
         let script = self.script.lock().expect("not poisoned").clone();
-        let live = Live::new(&self.live);
-        let text = Arc::new(self.tokenizer.clone());
+        let live: Vec<Live> = requests.iter().map(|_| Live::new(&self.live)).collect();
+        let text: Arc<dyn Detokenizer> = Arc::new(self.tokenizer.clone());
         Box::pin(async move {
             if let Script::Refuse(kind) = script {
                 return Err(ServeError::new(kind, "scripted"));
             }
-            let events = play(&request, script, text);
-            Ok(Box::pin(Counted { events, _live: live }) as Events)
+            let played = requests.iter().zip(live).enumerate().map(|(number, (request, live))| {
+                let events = play(request, number, script.clone(), &text);
+                Box::pin(Counted { events, _live: live }) as Events
+            });
+            Ok(played.collect())
         })
     }
 
@@ -136,13 +154,19 @@ impl Backend for Scripted {
     }
 }
 
-/// Position `k` of every answer has this probability, alternatives and timing.
+/// Position `k` of the first choice of a prompt has this probability, alternatives and timing.
 pub fn sampled(position: u32, token: u32) -> SampledToken {
-    let raw_logprob = -0.25 - position as f32;
+    sampled_by(0, position, token)
+}
+
+/// The same of any choice: the later ones are a little more probable.
+pub fn sampled_by(choice: u32, position: u32, token: u32) -> SampledToken {
+    let more = choice as f32 / 8.0;
+    let raw_logprob = -0.25 - position as f32 + more;
     SampledToken {
         position,
         token,
-        logprob: -0.5 - position as f32,
+        logprob: -0.5 - position as f32 + more,
         raw_logprob,
         top_logprobs: vec![
             (token, raw_logprob),
@@ -161,14 +185,19 @@ pub fn step(position: u32) -> StepTiming {
     }
 }
 
-fn play(request: &ServeRequest, script: Script, text: Arc<TextTokenizer>) -> Events {
-    let prompt_logprobs = request.prompt_logprobs.map(|_| {
+/// The log-probability of each prompt token from the second on, and what comes with it.
+pub fn prompt_logprob(index: u32, top: u8) -> PromptLogprob {
+    let alternatives = [(u32::from(b'?'), -0.5), (u32::from(b'!'), -6.5)];
+    PromptLogprob {
+        logprob: -1.0 - index as f32,
+        top: alternatives.into_iter().take(usize::from(top)).collect(),
+    }
+}
+
+fn play(request: &ServeRequest, number: usize, script: Script, text: &Arc<dyn Detokenizer>) -> Events {
+    let prompt_logprobs = request.prompt_logprobs.map(|top| {
         let count = request.token_ids.len() as u32 - 1;
-        let plain = |index| PromptLogprob {
-            logprob: -1.0 - index as f32,
-            top: Vec::new(),
-        };
-        (0..count).map(plain).collect()
+        (0..count).map(|index| prompt_logprob(index, top)).collect()
     });
     let prefill = ClientEvent::Prefill {
         cached_tokens: 3,
@@ -176,45 +205,97 @@ fn play(request: &ServeRequest, script: Script, text: Arc<TextTokenizer>) -> Eve
         queue_us: 1_500,
     };
     let matcher = StopMatcher::new(&request.stop_strings, request.include_stop_str);
-    let ledger = Ledger::new(request, matcher, text);
+    let ledgers = Ledger::of_choices(request, &matcher, text);
     let pause = matches!(script, Script::Endless(_));
-    let (tokens, after): (Box<dyn Iterator<Item = u32> + Send>, After) = match script {
-        Script::Refuse(_) => (Box::new(std::iter::empty()), After::Nothing),
-        Script::Tokens(tokens) => (Box::new(tokens.into_iter()), After::Silence),
-        Script::Cut(tokens) => (Box::new(tokens.into_iter()), After::Nothing),
-        Script::Fail(tokens, kind) => (
-            Box::new(tokens.into_iter()),
-            After::Failed(ServeError::new(kind, "scripted\nfailure")),
-        ),
-        Script::Endless(token) | Script::Flood(token) => (Box::new(std::iter::repeat(token)), After::Nothing),
+    let (tokens, after) = tokens_of(script, number * ledgers.len());
+    let playing = Playing {
+        open: (0..).zip(ledgers).collect(),
+        position: 0,
+        tokens,
+        after,
+        ended: false,
     };
-    let generated = stream::unfold((ledger, tokens.enumerate(), after, false), move |state| async move {
-        let (mut ledger, mut tokens, after, ended) = state;
-        if ended {
+    let generated = stream::unfold(playing, move |mut playing| async move {
+        if playing.ended {
             return None;
         }
         if pause {
             sleep(Duration::from_millis(1)).await;
         }
-        let Some((position, token)) = tokens.next() else {
-            return match after {
-                After::Nothing => None,
-                After::Silence => std::future::pending().await,
-                After::Failed(error) => {
-                    Some((vec![ClientEvent::Failed(error)], (ledger, tokens, After::Nothing, true)))
-                }
-            };
-        };
-        let position = position as u32;
-        let Verdict::Accepted { token, completion } = ledger.accept(sampled(position, token), step(position)) else {
-            panic!("tokens come in order")
-        };
-        let ended = completion.is_some();
-        let mut events = vec![ClientEvent::Token(token)];
-        events.extend(completion.map(ClientEvent::Done));
-        Some((events, (ledger, tokens, after, ended)))
+        let events = playing.step().await?;
+        Some((events, playing))
     });
     Box::pin(stream::iter([prefill]).chain(generated.flat_map(stream::iter)))
+}
+
+/// The token of a choice of the call at a position, if there is one; and what follows the last one.
+type TokenOf = Box<dyn Fn(usize, usize) -> Option<u32> + Send>;
+
+fn tokens_of(script: Script, first_choice: usize) -> (TokenOf, After) {
+    let same = |tokens: Vec<u32>| -> TokenOf { Box::new(move |_, position| tokens.get(position).copied()) };
+    match script {
+        Script::Refuse(_) => (same(Vec::new()), After::Nothing),
+        Script::Tokens(tokens) => (same(tokens), After::Silence),
+        Script::Choices(lists) => {
+            let of = move |choice: usize, position: usize| {
+                let list: &Vec<u32> = &lists[(first_choice + choice) % lists.len()];
+                list.get(position).copied()
+            };
+            (Box::new(of), After::Silence)
+        }
+        Script::Cut(tokens) => (same(tokens), After::Nothing),
+        Script::Fail(tokens, kind) => (same(tokens), After::Failed(ServeError::new(kind, "scripted\nfailure"))),
+        Script::Endless(token) | Script::Flood(token) => (Box::new(move |_, _| Some(token)), After::Nothing),
+    }
+}
+
+/// A request that is being played: the choices that are open take turns.
+struct Playing {
+    open: Vec<(u32, Ledger)>,
+    position: u32,
+    tokens: TokenOf,
+    after: After,
+    ended: bool,
+}
+
+impl Playing {
+    async fn step(&mut self) -> Option<Vec<ClientEvent>> {
+        let mut events = Vec::new();
+        let (position, tokens) = (self.position, &self.tokens);
+        self.position += 1;
+        let mut silent = false;
+        self.open.retain_mut(|(choice, ledger)| {
+            let Some(token) = tokens(*choice as usize, position as usize) else {
+                silent = true;
+                return true;
+            };
+            let accepted = ledger.accept(sampled_by(*choice, position, token), step(position));
+            let Verdict::Accepted { token, completion } = accepted else {
+                panic!("tokens come in order")
+            };
+            let choice = *choice;
+            events.push(ClientEvent::Token { choice, token });
+            let goes_on = completion.is_none();
+            events.extend(completion.map(|completion| ClientEvent::Ended { choice, completion }));
+            goes_on
+        });
+        if self.open.is_empty() {
+            self.ended = true;
+            events.push(ClientEvent::Done);
+            return Some(events);
+        }
+        if silent && events.is_empty() {
+            match std::mem::replace(&mut self.after, After::Nothing) {
+                After::Nothing => return None,
+                After::Silence => std::future::pending().await,
+                After::Failed(error) => {
+                    self.ended = true;
+                    events.push(ClientEvent::Failed(error));
+                }
+            }
+        }
+        Some(events)
+    }
 }
 
 enum After {

@@ -13,7 +13,7 @@ use engine::runner::NoObserver;
 use engine::sequence::{OnFinish, SequenceSpec};
 use model::ModelRunner;
 use model_files::{ModelFiles, TextModel};
-use protocol::sampling::{FinishReason, SampledToken, StopRules};
+use protocol::sampling::{FinishReason, SampledToken, SamplingParams, StopRules};
 
 use super::query::Query;
 
@@ -88,8 +88,13 @@ impl Reference {
 
     /// Answers a request under the server's limit `most`; its stop strings play no part.
     pub fn answer(&mut self, query: &Query, most: u32) -> Result<Continuation> {
+        self.choice(query, 0, most)
+    }
+
+    /// As [`Reference::answer`]: the answer that is choice `choice` of several.
+    pub fn choice(&mut self, query: &Query, choice: u32, most: u32) -> Result<Continuation> {
         let rules = query.stop_rules(most, &self.text.eos_token_ids);
-        self.run(query, rules)
+        self.run(query, choice, rules)
     }
 
     /// As [`Reference::answer`], but nothing except the limit ends the answer: the text that a stop cuts.
@@ -100,15 +105,19 @@ impl Reference {
             ignore_eos: true,
             stop_token_ids: Vec::new(),
         };
-        self.run(query, rules)
+        self.run(query, 0, rules)
     }
 
-    fn run(&mut self, query: &Query, stop: StopRules) -> Result<Continuation> {
+    fn run(&mut self, query: &Query, choice: u32, stop: StopRules) -> Result<Continuation> {
         let prompt = self.text.tokenizer.encode(&query.prompt)?;
+        let sampling = SamplingParams {
+            choice,
+            ..query.draw.params(self.text.vocab_size, Some(MOST_ALTERNATIVES))
+        };
         let id = self.engine.add(SequenceSpec {
             prompt_len: prompt.len(),
             token_ids: prompt.clone(),
-            sampling: Arc::new(query.draw.params(self.text.vocab_size, Some(MOST_ALTERNATIVES))),
+            sampling: Arc::new(sampling),
             stop,
             prompt_logprobs: query.prompt_logprobs.then_some(0),
             on_finish: OnFinish::Release,

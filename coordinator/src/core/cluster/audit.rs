@@ -1,6 +1,8 @@
 //! What must hold between any two facts; for tests.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
+
+use protocol::ids::RequestId;
 
 use super::Cluster;
 use crate::core::request::State;
@@ -17,7 +19,7 @@ impl Cluster {
             match entry.request.state() {
                 State::Queued => {
                     queued.insert(place);
-                    bytes += entry.request.charge();
+                    bytes += entry.request.request.charge();
                 }
                 State::Stranded => {
                     stranded.insert(place);
@@ -34,11 +36,14 @@ impl Cluster {
             held.extend(entry.request.state().held_legs().map(|leg| (leg, *id)));
         }
         assert_eq!(self.queue, queued, "the queue is what is in state Queued");
+        let of = |ids: &mut dyn Iterator<Item = &RequestId>| -> usize {
+            ids.map(|id| self.requests[id].call).collect::<HashSet<_>>().len()
+        };
         assert_eq!(
             (self.admission.queued(), self.admission.queued_bytes()),
-            (queued.len(), bytes)
+            (of(&mut queued.iter().map(|(_, id)| id)), bytes)
         );
-        assert_eq!(self.admission.open(), self.requests.len());
+        assert_eq!(self.admission.open(), of(&mut self.requests.keys()));
         assert_eq!(
             self.stranded, stranded,
             "what waits for a decode node is what is in state Stranded"

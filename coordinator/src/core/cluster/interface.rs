@@ -1,6 +1,6 @@
 //! What the cluster is told, and what it says is to be done.
 
-use protocol::control::{Hello, Job, JobEvent, LoadReport};
+use protocol::control::{Hello, Job, JobEvent, JobUpdate, LoadReport};
 use protocol::ids::RequestId;
 
 use crate::core::admission::AdmissionLimits;
@@ -102,6 +102,13 @@ pub enum Action {
         link: LinkId,
         /// What.
         job: Job,
+    },
+    /// Say something more on a job's stream. At most once for each of its choices.
+    UpdateJob {
+        /// Which.
+        leg: LegId,
+        /// What.
+        update: JobUpdate,
     },
     /// Reset a job's stream, in both directions.
     ResetJob {

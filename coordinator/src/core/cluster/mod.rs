@@ -14,11 +14,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use protocol::control::{Hello, Job, JobErrorKind, JobEvent};
+use protocol::control::{Hello, Job, JobErrorKind, JobEvent, JobUpdate};
 use protocol::ids::{RequestId, Role};
 
 pub use self::interface::{Action, ClusterSettings, Fact, is_last};
-use crate::core::admission::Admission;
+use crate::core::admission::{Admission, CallId};
 use crate::core::ledger::{Detokenizer, Ledger};
 use crate::core::nodes::{Leg, LegId, LinkId, Nodes, PeerName};
 use crate::core::request::{Cause, Context, Effect, Missing, Request, State};
@@ -27,7 +27,9 @@ use crate::core::types::{ServeError, ServeErrorKind, ServeRequest};
 
 struct Entry {
     request: Request,
-    /// Order of arrival.
+    /// What it came with.
+    call: CallId,
+    /// Place in the order of arrival.
     number: u64,
     timer: Instant,
     /// When it came into its state.
@@ -70,35 +72,49 @@ impl Cluster {
         }
     }
 
-    /// Takes a request in, or refuses it. `matcher` is built from its stop strings. After `Ok` the request ends with
-    /// exactly one `Done` or `Failed`.
+    /// Takes in the requests of one call, or refuses all of them. Each comes with a matcher built from its stop strings.
+    /// After `Ok` each request ends with exactly one `Done` or `Failed`.
+    ///
+    /// The further requests of a call queue up as if each of them had come one call later, so that a call with many
+    /// requests and calls behind it take turns.
     pub fn submit(
         &mut self,
         now: Instant,
-        request: ServeRequest,
-        matcher: StopMatcher,
+        call: Vec<(ServeRequest, StopMatcher)>,
         actions: &mut Vec<Action>,
     ) -> Result<(), ServeError> {
-        let id = request.id;
-        self.refusal(now, &request)?;
-        let ledger = Ledger::new(&request, matcher, Arc::clone(&self.detokenizer));
-        let request = Request::new(now, request, ledger, &self.settings.request);
-        self.admission.admit(request.charge())?;
-        let (number, timer) = (self.next_number, request.deadline());
+        let mut ids = BTreeSet::new();
+        for (request, _) in &call {
+            self.refusal(now, request)?;
+            if !ids.insert(request.id) || self.requests.contains_key(&request.id) {
+                let message = "a request with this id is being served";
+                return Err(ServeError::new(ServeErrorKind::Internal, message));
+            }
+        }
+        let bytes = call.iter().map(|(request, _)| request.charge()).sum();
+        let id = self.admission.admit(call.len(), bytes)?;
+        for (number, (request, matcher)) in (self.next_number..).zip(call) {
+            let ledgers = Ledger::of_choices(&request, &matcher, &self.detokenizer);
+            let request = Request::new(now, request, ledgers, &self.settings.request);
+            self.enter(now, id, number, request);
+        }
         self.next_number += 1;
-        self.queue.insert((number, id));
-        self.timers.insert((timer, id));
-        self.requests.insert(
-            id,
-            Entry {
-                request,
-                number,
-                timer,
-                since: now,
-            },
-        );
         self.place(now, actions);
         Ok(())
+    }
+
+    fn enter(&mut self, now: Instant, call: CallId, number: u64, request: Request) {
+        let (id, timer) = (request.request.id, request.deadline());
+        self.queue.insert((number, id));
+        self.timers.insert((timer, id));
+        let entry = Entry {
+            request,
+            call,
+            number,
+            timer,
+            since: now,
+        };
+        self.requests.insert(id, entry);
     }
 
     fn refusal(&self, now: Instant, request: &ServeRequest) -> Result<(), ServeError> {
@@ -109,20 +125,18 @@ impl Cluster {
                 "a request needs a prompt token and a token to generate",
             );
         }
-        if self.requests.contains_key(&request.id) {
-            return refuse(ServeErrorKind::Internal, "a request with this id is being served");
-        }
         if self.draining {
             return refuse(ServeErrorKind::Unavailable, "the server is shutting down");
         }
-        for &(role, shape) in place::needs(request).as_slice() {
+        for (role, shape) in place::needs(request).as_slice() {
+            let role = *role;
             // A node that was here a moment ago may come back; one that never was is not waited for.
             let recently = |seen| now.saturating_duration_since(seen) < self.settings.request.queue_timeout;
             if !self.nodes.is_present(role) && !self.nodes.last_seen(role).is_some_and(recently) {
                 return refuse(ServeErrorKind::Unavailable, &format!("no {role} node is connected"));
             }
-            if let Some(held) = self.nodes.too_long(role, shape) {
-                return Err(place::too_long(shape, held));
+            if let Some(message) = self.nodes.too_large(role, shape) {
+                return refuse(ServeErrorKind::TooLong, &message);
             }
         }
         Ok(())
@@ -299,7 +313,7 @@ impl Cluster {
             return;
         };
         let place = (entry.number, id);
-        let charge = entry.request.charge();
+        let call = entry.call;
         let before = entry.request.state().as_str();
         let mut out = std::mem::take(&mut self.effects);
         let node = link.and_then(|link| self.nodes.hello(link));
@@ -324,18 +338,23 @@ impl Cluster {
             entry.timer = deadline;
         }
         if finished {
-            if self.queue.remove(&place) {
-                self.admission.dequeue(charge);
-            }
+            self.unqueue(place);
             self.stranded.remove(&place);
         }
         for effect in out.drain(..) {
-            self.carry_out(place, charge, effect, actions);
+            self.carry_out(place, effect, actions);
         }
         self.effects = out;
         if finished {
             self.requests.remove(&id);
-            self.admission.end(now);
+            self.admission.end(now, call);
+        }
+    }
+
+    fn requeue(&mut self, place: (u64, RequestId)) {
+        if let Some(entry) = self.requests.get(&place.1) {
+            self.admission.enqueue(entry.call, entry.request.request.charge());
+            self.queue.insert(place);
         }
     }
 
@@ -351,7 +370,7 @@ impl Cluster {
         }
     }
 
-    fn carry_out(&mut self, place: (u64, RequestId), charge: usize, effect: Effect, actions: &mut Vec<Action>) {
+    fn carry_out(&mut self, place: (u64, RequestId), effect: Effect, actions: &mut Vec<Action>) {
         let request = place.1;
         match effect {
             Effect::Emit(event) => actions.push(Action::Emit { request, event }),
@@ -362,10 +381,12 @@ impl Cluster {
             Effect::Computed(leg) => self.nodes.computed(leg),
             Effect::Taken(leg) => self.nodes.accepted(leg),
             Effect::Grow(leg, tokens) => self.nodes.grow(leg, tokens),
-            Effect::Requeue => {
-                self.queue.insert(place);
-                self.admission.enqueue(charge);
-            }
+            Effect::Shrink { leg, prompt, tokens } => self.nodes.shrink(leg, prompt, tokens),
+            Effect::EndChoice(leg, choice) => actions.push(Action::UpdateJob {
+                leg,
+                update: JobUpdate::EndChoice { choice },
+            }),
+            Effect::Requeue => self.requeue(place),
             Effect::AwaitDecode => {
                 self.stranded.insert(place);
             }

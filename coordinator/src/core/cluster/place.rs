@@ -8,9 +8,9 @@ use protocol::control::Job;
 use protocol::ids::{RequestId, Role};
 
 use super::{Action, Cluster};
-use crate::core::nodes::{LinkId, Shape};
+use crate::core::nodes::{Held, LinkId, Shape};
 use crate::core::request::{Request, RequestLimits};
-use crate::core::types::{ClusterStatus, ServeError, ServeErrorKind, ServeRequest};
+use crate::core::types::{ClusterStatus, ServeErrorKind, ServeRequest};
 
 /// Roles a request needs, and what it needs there.
 pub(super) struct Needs {
@@ -24,30 +24,24 @@ impl Needs {
     }
 }
 
-/// What `request` needs before its first token. The first token needs a place, too.
+/// What `request` needs before its first tokens. Those need a place, too.
 pub(super) fn needs(request: &ServeRequest) -> Needs {
     let prompt = request.token_ids.len();
     let prefill = Shape {
-        tokens: prompt + 1,
+        prompt,
+        held: Held::alike(1, 1),
         most_tokens: prompt + 1,
     };
     let decode = Shape {
-        tokens: prompt + 1,
+        prompt,
+        held: Held::alike(request.choices as usize, 1),
         most_tokens: prompt + request.stop.max_tokens as usize,
     };
-    let used = if request.stop.max_tokens > 1 { 2 } else { 1 };
+    let used = if request.needs_decode() { 2 } else { 1 };
     Needs {
         all: [(Role::Prefill, prefill), (Role::Decode, decode)],
         used,
     }
-}
-
-pub(super) fn too_long(shape: Shape, held: usize) -> ServeError {
-    let message = format!(
-        "the request may grow to {} tokens; the connected nodes hold {held}",
-        shape.most_tokens
-    );
-    ServeError::new(ServeErrorKind::TooLong, message)
 }
 
 impl Cluster {
@@ -67,17 +61,18 @@ impl Cluster {
             return;
         };
         let request = &entry.request;
-        let tokens = request.tokens() + 1;
-        let most_tokens = request.request.token_ids.len() + request.request.stop.max_tokens as usize;
+        let prompt = request.request.token_ids.len();
+        let most_tokens = prompt + request.request.stop.max_tokens as usize;
         let shape = Shape {
-            tokens,
-            most_tokens: most_tokens.max(tokens),
+            prompt,
+            held: request.held(),
+            most_tokens,
         };
-        let Some(link) = self.nodes.choose_decode(now, shape, request.avoid()) else {
+        let Some(link) = self.nodes.choose_decode(now, &shape, request.avoid()) else {
             return;
         };
         self.stranded.remove(&place);
-        let leg = self.nodes.book(link, place.1, tokens, 0);
+        let leg = self.nodes.book(link, place.1, &shape, 0);
         let job = self.go(now, place, |request, limits| {
             Job::Decode(request.resume(now, leg, limits))
         });
@@ -91,22 +86,21 @@ impl Cluster {
         };
         let request = &entry.request;
         let needs = needs(&request.request);
-        for &(role, shape) in needs.as_slice() {
-            if let Some(held) = self.nodes.too_long(role, shape) {
-                let error = too_long(shape, held);
-                self.end(now, place.1, error.kind, &error.message, actions);
+        for (role, shape) in needs.as_slice() {
+            if let Some(message) = self.nodes.too_large(*role, shape) {
+                self.end(now, place.1, ServeErrorKind::TooLong, &message, actions);
                 return true;
             }
         }
-        let [(_, prefill_shape), (_, decode_shape)] = needs.all;
+        let [(_, prefill_shape), (_, decode_shape)] = &needs.all;
         let prompt = request.request.token_ids.len();
-        let (avoid, charge, needs_decode) = (request.avoid(), request.charge(), request.needs_decode());
+        let (avoid, needs_decode) = (request.avoid(), request.needs_decode());
         let Some(prefill) = self.nodes.choose_prefill(now, prefill_shape, avoid) else {
             return false;
         };
         if !needs_decode {
-            self.unqueue(place, charge);
-            let leg = self.nodes.book(prefill, place.1, prefill_shape.tokens, prompt);
+            self.unqueue(place);
+            let leg = self.nodes.book(prefill, place.1, prefill_shape, prompt);
             let job = self.go(now, place, |request, limits| {
                 Job::Prefill(request.prefill_alone(now, leg, limits))
             });
@@ -120,9 +114,9 @@ impl Cluster {
         let Some(decode) = self.nodes.choose_decode(now, decode_shape, avoid) else {
             return false;
         };
-        self.unqueue(place, charge);
-        let prefill_leg = self.nodes.book(prefill, place.1, prefill_shape.tokens, prompt);
-        let leg = self.nodes.book(decode, place.1, decode_shape.tokens, 0);
+        self.unqueue(place);
+        let prefill_leg = self.nodes.book(prefill, place.1, prefill_shape, prompt);
+        let leg = self.nodes.book(decode, place.1, decode_shape, 0);
         let job = self.go(now, place, |request, limits| {
             Job::Decode(request.reserve(now, leg, prefill_leg, limits))
         });
@@ -130,9 +124,13 @@ impl Cluster {
         true
     }
 
-    fn unqueue(&mut self, place: (u64, RequestId), charge: usize) {
-        self.queue.remove(&place);
-        self.admission.dequeue(charge);
+    /// Takes a request out of the queue, if it is there.
+    pub(super) fn unqueue(&mut self, place: (u64, RequestId)) {
+        if self.queue.remove(&place)
+            && let Some(entry) = self.requests.get(&place.1)
+        {
+            self.admission.dequeue(entry.call, entry.request.request.charge());
+        }
     }
 
     /// Lets a request go for which nodes have just been booked, and sets its timer.
@@ -158,9 +156,9 @@ impl Cluster {
     pub fn status(&self) -> ClusterStatus {
         ClusterStatus {
             nodes: self.nodes.status(),
-            queued: self.admission.queued(),
+            queued: self.queue.len(),
             queued_bytes: self.admission.queued_bytes(),
-            running: self.admission.open() - self.admission.queued(),
+            running: self.requests.len() - self.queue.len(),
             draining: self.draining,
         }
     }

@@ -4,6 +4,7 @@
 //! has ended is late.
 
 mod check;
+mod shape;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use protocol::ids::{NodeId, RequestId, Role};
 use protocol::kv::{KvLayout, ModelIdentity};
 
 pub use self::check::{PeerName, TextIdentity};
+pub use self::shape::{Held, Shape};
 use super::routing::{Candidate, least_loaded};
 use super::types::NodeStatus;
 
@@ -34,15 +36,6 @@ pub struct PrefillCredit {
     pub sharing_jobs: usize,
 }
 
-/// What a job needs.
-#[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    /// Tokens whose KV the node must hold at the start.
-    pub tokens: usize,
-    /// Tokens the sequence may grow to.
-    pub most_tokens: usize,
-}
-
 /// A job on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leg {
@@ -55,6 +48,8 @@ pub struct Leg {
     /// The node has taken the job: it holds blocks there.
     taken: bool,
     blocks: u32,
+    /// Sequences that have not ended.
+    sequences: usize,
     /// Prompt tokens that the node has yet to compute, as far as is known.
     outstanding_tokens: usize,
 }
@@ -71,6 +66,8 @@ struct Node {
     draining: bool,
     legs: BTreeSet<LegId>,
     booked_blocks: u32,
+    /// Sequences of all legs that have not ended.
+    sequences: usize,
     /// Blocks booked minus blocks given back since the last report.
     unreported_blocks: i64,
     outstanding_tokens: usize,
@@ -124,6 +121,7 @@ impl Nodes {
             draining: false,
             legs: BTreeSet::new(),
             booked_blocks: 0,
+            sequences: 0,
             unreported_blocks: 0,
             outstanding_tokens: 0,
             computing: 0,
@@ -188,57 +186,70 @@ impl Nodes {
     }
 
     /// A decode node with room for `shape` now; `avoid` only if there is no other.
-    pub fn choose_decode(&self, now: Instant, shape: Shape, avoid: Option<&NodeId>) -> Option<LinkId> {
+    pub fn choose_decode(&self, now: Instant, shape: &Shape, avoid: Option<&NodeId>) -> Option<LinkId> {
         least_loaded::choose(self.open(now, Role::Decode, shape).filter_map(|(link, node)| {
-            let needed = node.blocks(shape.tokens);
             // Every sequence that runs there may need another block before it ends.
-            let left = node.free_blocks() - needed - node.legs.len() as i64;
-            let load = thousandths(node.legs.len(), node.hello.max_num_seqs as usize);
+            let left = node.free_blocks() - node.blocks_of(shape) - node.sequences as i64;
+            let load = thousandths(node.sequences, node.hello.max_num_seqs as usize);
             (left >= 0).then(|| node.candidate(link, load, left, avoid))
         }))
     }
 
     /// A prefill node with credit for `shape` now; `avoid` only if there is no other.
-    pub fn choose_prefill(&self, now: Instant, shape: Shape, avoid: Option<&NodeId>) -> Option<LinkId> {
+    pub fn choose_prefill(&self, now: Instant, shape: &Shape, avoid: Option<&NodeId>) -> Option<LinkId> {
         let PrefillCredit {
             window_tokens,
             sharing_jobs,
         } = self.credit;
         least_loaded::choose(self.open(now, Role::Prefill, shape).filter_map(|(link, node)| {
-            let left = node.free_blocks() - node.blocks(shape.tokens);
-            let ahead = node.outstanding_tokens;
-            let shares = node.computing < sharing_jobs && shape.tokens * 2 <= ahead;
-            let credit = ahead == 0 || shares || ahead + shape.tokens <= window_tokens;
+            let left = node.free_blocks() - node.blocks_of(shape);
+            let (ahead, tokens) = (node.outstanding_tokens, shape.most_tokens);
+            let shares = node.computing < sharing_jobs && tokens * 2 <= ahead;
+            let credit = ahead == 0 || shares || ahead + tokens <= window_tokens;
             let load = thousandths(ahead, window_tokens);
             (left >= 0 && credit).then(|| node.candidate(link, load, left, avoid))
         }))
     }
 
-    /// Nodes of `role` that take jobs, could hold `shape`, and have a free slot.
-    fn open(&self, now: Instant, role: Role, shape: Shape) -> impl Iterator<Item = (LinkId, &Node)> {
+    /// Nodes of `role` that take jobs, could hold `shape`, and have free slots.
+    fn open<'a>(&'a self, now: Instant, role: Role, shape: &'a Shape) -> impl Iterator<Item = (LinkId, &'a Node)> {
         let nodes = self.nodes.iter().map(|(link, node)| (*link, node));
         nodes.filter(move |(_, node)| {
             node.hello.role == role
                 && !node.draining
                 && node.busy_until.is_none_or(|until| until <= now)
-                && node.legs.len() < node.hello.max_num_seqs as usize
+                && node.sequences + shape.held.sequences() <= node.hello.max_num_seqs as usize
                 && node.could_hold(shape)
         })
     }
 
-    /// Says which sequence length the nodes of `role` can hold if none of them can ever hold `shape`, and there are some.
-    pub fn too_long(&self, role: Role, shape: Shape) -> Option<usize> {
+    /// Says what is too much if none of the nodes of `role` can ever hold `shape`, and there are some.
+    pub fn too_large(&self, role: Role, shape: &Shape) -> Option<String> {
         let mut of_role = self.nodes.values().filter(|node| node.hello.role == role).peekable();
         of_role.peek()?;
-        let mut most = 0;
+        let (mut tokens, mut slots) = (0, 0);
         for node in of_role {
             if node.could_hold(shape) {
                 return None;
             }
             let pool = node.hello.total_blocks as usize * node.hello.layout.block_tokens as usize;
-            most = most.max(pool.min(node.hello.max_seq_len as usize));
+            tokens = tokens.max(pool.min(node.hello.max_seq_len as usize));
+            slots = slots.max(node.hello.max_num_seqs as usize);
         }
-        Some(most)
+        let sequences = shape.held.sequences();
+        Some(match sequences {
+            1 => format!(
+                "the request may grow to {} tokens; the connected nodes hold {tokens}",
+                shape.most_tokens
+            ),
+            _ if sequences > slots => {
+                format!("the request has {sequences} choices; the connected nodes run {slots} sequences")
+            }
+            _ => format!(
+                "the request has {sequences} choices that may grow to {} tokens each; the connected nodes cannot hold them",
+                shape.most_tokens
+            ),
+        })
     }
 
     /// True if a node of `role` is connected.
@@ -261,15 +272,16 @@ impl Nodes {
     }
 
     /// Books a job. `outstanding_tokens`: prompt tokens the node will have to compute before its first token.
-    pub fn book(&mut self, link: LinkId, request: RequestId, tokens: usize, outstanding_tokens: usize) -> LegId {
+    pub fn book(&mut self, link: LinkId, request: RequestId, shape: &Shape, outstanding_tokens: usize) -> LegId {
         let id = LegId(self.next_leg);
         self.next_leg += 1;
         let node = self
             .nodes
             .get_mut(&link)
             .expect("a job is booked on a node that was just chosen");
-        let blocks = node.blocks(tokens) as u32;
+        let (blocks, sequences) = (node.blocks_of(shape) as u32, shape.held.sequences());
         node.legs.insert(id);
+        node.sequences += sequences;
         node.booked_blocks += blocks;
         node.unreported_blocks += i64::from(blocks);
         node.outstanding_tokens += outstanding_tokens;
@@ -282,6 +294,7 @@ impl Nodes {
                 sent: false,
                 taken: false,
                 blocks,
+                sequences,
                 outstanding_tokens,
             },
         );
@@ -295,16 +308,29 @@ impl Nodes {
         Some(booked.link)
     }
 
-    /// The sequence of a leg holds `tokens` tokens by now.
+    /// A sequence of a leg holds `tokens` tokens, one more than before.
     pub fn grow(&mut self, leg: LegId, tokens: usize) {
         let Some(booked) = self.legs.get_mut(&leg) else { return };
         let Some(node) = self.nodes.get_mut(&booked.link) else {
             return;
         };
-        let blocks = node.blocks(tokens) as u32;
-        let more = blocks.saturating_sub(booked.blocks);
+        let more = (node.blocks(tokens) - node.blocks(tokens.saturating_sub(1))) as u32;
         booked.blocks += more;
         node.booked_blocks += more;
+    }
+
+    /// A sequence of a leg, one of several, has ended with `tokens` tokens, of which `prompt` are the prompt's.
+    pub fn shrink(&mut self, leg: LegId, prompt: usize, tokens: usize) {
+        let Some(booked) = self.legs.get_mut(&leg) else { return };
+        let Some(node) = self.nodes.get_mut(&booked.link) else {
+            return;
+        };
+        let own = (node.blocks(tokens) - node.shared_blocks(prompt)) as u32;
+        booked.blocks -= own;
+        booked.sequences -= 1;
+        node.booked_blocks -= own;
+        node.unreported_blocks -= i64::from(own);
+        node.sequences -= 1;
     }
 
     /// The prompt of a leg has been computed: the node may have the next one.
@@ -324,6 +350,7 @@ impl Nodes {
         if let Some(node) = self.nodes.get_mut(&ended.link) {
             node.legs.remove(&leg);
             node.booked_blocks -= ended.blocks;
+            node.sequences -= ended.sequences;
             node.unreported_blocks -= i64::from(ended.blocks);
             node.outstanding_tokens -= ended.outstanding_tokens;
             node.computing -= usize::from(ended.outstanding_tokens > 0);
@@ -361,6 +388,11 @@ impl Nodes {
                 node.booked_blocks,
                 "blocks on {link:?}"
             );
+            assert_eq!(
+                legs.iter().map(|(_, leg)| leg.sequences).sum::<usize>(),
+                node.sequences,
+                "sequences on {link:?}"
+            );
             let outstanding: usize = legs.iter().map(|(_, leg)| leg.outstanding_tokens).sum();
             let computing = legs.iter().filter(|(_, leg)| leg.outstanding_tokens > 0).count();
             let booked = (node.outstanding_tokens, node.computing);
@@ -384,15 +416,6 @@ impl Nodes {
 impl Node {
     fn identity(&self) -> (&ModelIdentity, &KvLayout) {
         (&self.hello.model, &self.hello.layout)
-    }
-
-    fn blocks(&self, tokens: usize) -> i64 {
-        self.hello.layout.blocks_for(tokens) as i64
-    }
-
-    fn could_hold(&self, shape: Shape) -> bool {
-        shape.most_tokens <= self.hello.max_seq_len as usize
-            && self.blocks(shape.most_tokens) <= i64::from(self.hello.total_blocks)
     }
 
     /// Blocks that are free by the node's word and by our books, whichever is less.

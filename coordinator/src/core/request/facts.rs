@@ -31,11 +31,8 @@ impl Request {
             JobEvent::Computed(computed) => self.on_computed(now, leg, computed, ctx),
             JobEvent::HandedOff(stats) => self.on_handed_off(now, leg, stats, ctx),
             JobEvent::Committed => self.on_committed(now, leg, ctx),
-            JobEvent::Token { choice: 0, token, step } => self.on_token(now, leg, token, step, ctx),
-            JobEvent::Token { choice, .. } => {
-                self.nonsense(now, leg, &format!("token of choice {choice}"), ctx);
-            }
-            JobEvent::Beams(_) => self.nonsense(now, leg, "beams", ctx),
+            JobEvent::Token { choice, token, step } => self.on_token(now, leg, choice, token, step, ctx),
+            JobEvent::Beams(beams) => self.on_beams(now, leg, beams, ctx),
             JobEvent::Finished => self.on_node_finished(now, leg, ctx),
             JobEvent::Failed(error) => self.on_failed(now, leg, error, ctx),
         }
@@ -105,14 +102,15 @@ impl Request {
 
     fn on_computed(&mut self, now: Instant, leg: LegId, computed: PromptComputed, ctx: &mut Context<'_>) {
         let step = computed.step;
-        let Ok([first]) = <[SampledToken; 1]>::try_from(computed.tokens) else {
-            return self.nonsense(now, leg, "prompt without one first token", ctx);
+        let expected = match self.request.beam_width {
+            None => self.request.choices as usize,
+            Some(_) => 0,
         };
+        if computed.tokens.len() != expected || computed.tokens.iter().any(|token| token.position != 0) {
+            return self.nonsense(now, leg, "prompt without one first token for each choice", ctx);
+        }
         match &mut self.state {
             State::Prefilling { prefill, decode, early } if *prefill == leg => {
-                if first.position != 0 {
-                    return self.nonsense(now, leg, "first token that is not the first", ctx);
-                }
                 let (decode, early) = (*decode, std::mem::take(early));
                 let queue = self
                     .prefill_sent
@@ -130,11 +128,11 @@ impl Request {
                         decode,
                     };
                 }
-                self.token(now, leg, first, step, ctx);
-                self.after_first_token(now, leg, early, ctx);
+                self.first_tokens(now, leg, computed.tokens, step, ctx);
+                self.after_first_tokens(now, leg, early, ctx);
             }
             State::Transferring { prefill, .. } | State::Decoding { prefill, .. } if *prefill == Some(leg) => {
-                self.token(now, leg, first, step, ctx);
+                self.first_tokens(now, leg, computed.tokens, step, ctx);
             }
             State::Queued
             | State::Reserving { .. }
@@ -147,29 +145,48 @@ impl Request {
         }
     }
 
-    /// Goes on with what the decode node had said before the first token arrived.
-    fn after_first_token(&mut self, now: Instant, leg: LegId, early: Early, ctx: &mut Context<'_>) {
+    fn first_tokens(
+        &mut self,
+        now: Instant,
+        leg: LegId,
+        tokens: Vec<SampledToken>,
+        step: StepTiming,
+        ctx: &mut Context<'_>,
+    ) {
+        for (choice, token) in (0..).zip(tokens) {
+            self.token(now, leg, choice, token, step, ctx);
+        }
+    }
+
+    /// Goes on with what the decode node had said before the first tokens arrived.
+    fn after_first_tokens(&mut self, now: Instant, leg: LegId, early: Early, ctx: &mut Context<'_>) {
         match self.state {
             State::Transferring { decode, .. } => {
                 self.deadline = now + ctx.limits.handoff_timeout;
                 if early.committed {
                     self.on_committed(now, decode, ctx);
                 }
-                for (token, step) in early.tokens {
-                    if self.state == State::Finished || self.state == State::Stranded {
+                let goes_on = |state: &State| !matches!(state, State::Finished | State::Stranded);
+                for (choice, token, step) in early.tokens {
+                    if !goes_on(&self.state) {
                         return;
                     }
-                    self.on_token(now, decode, token, step, ctx);
+                    self.on_token(now, decode, choice, token, step, ctx);
                 }
-                if early.finished && self.state != State::Finished && self.state != State::Stranded {
+                if let Some(beams) = early.beams {
+                    return self.on_beams(now, decode, beams, ctx);
+                }
+                if early.finished && goes_on(&self.state) {
                     self.on_node_finished(now, decode, ctx);
                 }
             }
+            // The prompt was all that was asked for.
+            State::Prefilling { .. } if self.request.choices == 0 => self.done(ctx.out),
             State::Prefilling { .. } => {
                 self.nonsense(now, leg, "first token that does not end a one-token request", ctx)
             }
             State::Finished => {}
-            // `token` leads nowhere else from `Transferring` and `Prefilling`.
+            // Tokens lead nowhere else from `Transferring` and `Prefilling`.
             State::Queued
             | State::Reserving { .. }
             | State::Stranded
@@ -203,7 +220,7 @@ impl Request {
                     prefill: *prefill,
                     decode: leg,
                 };
-                self.deadline = now + ctx.limits.inter_token_timeout;
+                self.deadline = now + self.patience(ctx.limits);
             }
             State::Resuming { decode } if *decode == leg => ctx.out.push(Effect::Taken(leg)),
             State::Decoding { decode, .. } if *decode == leg => ctx.ignore("committed again"),
@@ -218,13 +235,25 @@ impl Request {
         }
     }
 
-    fn on_token(&mut self, now: Instant, leg: LegId, token: SampledToken, step: StepTiming, ctx: &mut Context<'_>) {
+    fn on_token(
+        &mut self,
+        now: Instant,
+        leg: LegId,
+        choice: u32,
+        token: SampledToken,
+        step: StepTiming,
+        ctx: &mut Context<'_>,
+    ) {
+        if self.request.beam_width.is_some() {
+            return self.nonsense(now, leg, "token of a beam search", ctx);
+        }
         match &mut self.state {
             State::Prefilling { decode, early, .. } if *decode == Some(leg) => {
-                if early.tokens.len() >= self.request.stop.max_tokens as usize {
+                let most = self.ledgers.len().saturating_mul(self.request.stop.max_tokens as usize);
+                if early.tokens.len() >= most {
                     return self.nonsense(now, leg, "more tokens than were asked for", ctx);
                 }
-                return early.tokens.push_back((token, step));
+                return early.tokens.push_back((choice, token, step));
             }
             State::Transferring { prefill, decode } if *decode == leg => {
                 self.state = State::Decoding {
@@ -251,14 +280,10 @@ impl Request {
             | State::Decoding { .. }
             | State::Finished => return self.nonsense(now, leg, "token", ctx),
         }
-        self.token(now, leg, token, step, ctx);
-        if self.state != State::Finished {
-            // The step that draws the next token needs a place for this one.
-            ctx.out.push(Effect::Grow(leg, self.tokens() + 1));
-        }
+        self.token(now, leg, choice, token, step, ctx);
     }
 
-    /// A node says that the sequence has ended. The ledger knows that from the last token: if the request is still here,
+    /// A node says that all choices have ended. The ledgers know that from the last token: if the request is still here,
     /// the node is wrong, unless its tokens wait for the prefill node's.
     fn on_node_finished(&mut self, now: Instant, leg: LegId, ctx: &mut Context<'_>) {
         match &mut self.state {
@@ -270,7 +295,7 @@ impl Request {
             | State::Stranded
             | State::Resuming { .. }
             | State::Decoding { .. }
-            | State::Finished => self.nonsense(now, leg, "end of a sequence that has not ended", ctx),
+            | State::Finished => self.nonsense(now, leg, "end of choices that have not ended", ctx),
         }
     }
 
@@ -300,7 +325,7 @@ impl Request {
         }
     }
 
-    fn nonsense(&mut self, now: Instant, leg: LegId, what: &str, ctx: &mut Context<'_>) {
+    pub(super) fn nonsense(&mut self, now: Instant, leg: LegId, what: &str, ctx: &mut Context<'_>) {
         let what = format!("{what} while {}", self.state.as_str());
         self.attempt_failed(now, leg, Cause::Nonsense(what), ctx);
     }

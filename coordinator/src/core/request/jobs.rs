@@ -1,11 +1,12 @@
 //! Placing a request: the steps that its owner takes once it has booked nodes for it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use protocol::control::{ChoiceStart, DecodeJob, HandoffTarget, KvSource, PrefillJob};
 use protocol::ids::Epoch;
 
 use super::{Early, Request, RequestLimits, State};
+use crate::core::ledger::Ledger;
 use crate::core::nodes::LegId;
 
 impl Request {
@@ -18,7 +19,7 @@ impl Request {
         self.decode_job(KvSource::Handoff, limits)
     }
 
-    /// `Queued` -> `Prefilling` without a decode node: the job that computes the only token.
+    /// `Queued` -> `Prefilling` without a decode node: the job that computes all there is to compute.
     pub fn prefill_alone(&mut self, now: Instant, prefill: LegId, limits: &RequestLimits) -> PrefillJob {
         debug_assert_eq!(self.state, State::Queued, "only a queued request is placed");
         self.next_attempt();
@@ -36,8 +37,16 @@ impl Request {
         debug_assert_eq!(self.state, State::Stranded, "only a stranded request is resumed");
         self.next_attempt();
         self.state = State::Resuming { decode };
-        self.deadline = now + limits.prefill_timeout;
+        self.deadline = now + limits.prefill_timeout + self.search_time(limits);
         self.decode_job(KvSource::Compute, limits)
+    }
+
+    /// How much longer the first word of a decode node may take than that of one that says every token.
+    fn search_time(&self, limits: &RequestLimits) -> Duration {
+        match self.request.beam_width {
+            None => Duration::ZERO,
+            Some(_) => self.patience(limits),
+        }
     }
 
     fn next_attempt(&mut self) {
@@ -58,7 +67,10 @@ impl Request {
             sampling: self.request.sampling.clone(),
             stop: self.request.stop.clone(),
             prompt_logprobs: self.request.prompt_logprobs,
-            choices: 1,
+            choices: match self.request.beam_width {
+                None => self.request.choices,
+                Some(_) => 0,
+            },
             handoff,
             deadline_ms: (limits.prefill_timeout + limits.handoff_timeout).as_millis() as u64,
         }
@@ -70,15 +82,25 @@ impl Request {
             request: self.request.id,
             epoch: self.epoch,
             token_ids: self.request.token_ids.to_vec(),
-            choices: vec![ChoiceStart {
-                choice: 0,
-                generated: self.ledger.tokens().to_vec(),
-            }],
-            beam_width: None,
+            choices: self.open_choices(),
+            beam_width: self.request.beam_width,
             sampling: self.request.sampling.clone(),
             stop: self.request.stop.clone(),
             source,
             handoff_deadline_ms: handoff.as_millis() as u64,
         }
+    }
+
+    /// The choices that have not ended, with their accepted tokens; none for a beam search, which has neither.
+    fn open_choices(&self) -> Vec<ChoiceStart> {
+        if self.request.beam_width.is_some() {
+            return Vec::new();
+        }
+        let open = (0..).zip(&self.ledgers).filter(|(_, ledger)| !ledger.is_closed());
+        let start = |(choice, ledger): (u32, &Ledger)| ChoiceStart {
+            choice,
+            generated: ledger.tokens().to_vec(),
+        };
+        open.map(start).collect()
     }
 }

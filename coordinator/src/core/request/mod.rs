@@ -7,13 +7,17 @@
 //!    Queued again) <---------'       at most `max_migrations` times)
 //! ```
 //!
-//! A request that may generate one token only goes from `Queued` to `Prefilling` and from there to `Finished`. Before the
+//! A request without need of a decode node (no choice may have more than one token) goes from `Queued` to `Prefilling` and
+//! from there to `Finished`. The choices of a request share its state and its legs; each has a ledger of its own, and the
+//! request ends when the last of them has ended. Before the
 //! first token a lost or failed attempt starts again (at most `max_restarts` times); after it the request is moved: a
-//! decode node computes prompt and accepted tokens and goes on. Every state but `Finished` has a deadline, and the
+//! decode node computes prompt and accepted tokens of the choices that are open, and goes on. A beam search has no accepted
+//! tokens before its end: it is done again. Every state but `Finished` has a deadline, and the
 //! request ends with exactly one `Done` or `Failed`.
 //!
 //! The machine knows its legs by name only; which node a leg is on is its owner's business (`cluster`).
 
+mod beams;
 mod facts;
 mod jobs;
 
@@ -22,16 +26,13 @@ pub use facts::Missing;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use protocol::control::{HandoffStats, Hello, JobError, PrefillJob, StepTiming};
+use protocol::control::{Beam, HandoffStats, Hello, JobError, PrefillJob, StepTiming};
 use protocol::ids::{Epoch, NodeId};
 use protocol::sampling::SampledToken;
 
 use super::ledger::{Ledger, Verdict};
-use super::nodes::LegId;
-use super::types::{ClientEvent, Completion, ServeError, ServeErrorKind, ServeRequest};
-
-/// About what the automaton of the stop strings takes for each of their bytes.
-const STOP_STATE_BYTES: usize = 24;
+use super::nodes::{Held, LegId};
+use super::types::{ClientEvent, ServeError, ServeErrorKind, ServeRequest};
 
 /// Deadlines and bounds of every request.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +74,7 @@ pub enum State {
         /// What the decode node said before the first token arrived here.
         early: Early,
     },
-    /// The first token is out, the KV is under way.
+    /// The first tokens are out, the KV is under way.
     Transferring {
         /// The prefill job; `None` once it is over.
         prefill: Option<LegId>,
@@ -141,7 +142,9 @@ impl State {
 pub struct Early {
     committed: bool,
     finished: bool,
-    tokens: VecDeque<(SampledToken, StepTiming)>,
+    /// By choice.
+    tokens: VecDeque<(u32, SampledToken, StepTiming)>,
+    beams: Option<Vec<Beam>>,
 }
 
 /// Why an attempt came to nothing.
@@ -184,8 +187,19 @@ pub enum Effect {
     Computed(LegId),
     /// The leg's node took the job.
     Taken(LegId),
-    /// The decode leg holds this many tokens.
+    /// A choice on the decode leg holds one token more than before: so many, prompt included.
     Grow(LegId, usize),
+    /// A choice on the decode leg, which held so many tokens behind a prompt of so many, has ended; others go on.
+    Shrink {
+        /// The decode leg.
+        leg: LegId,
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens of the choice, prompt included.
+        tokens: usize,
+    },
+    /// Tell the decode node that a choice has ended for a reason that it cannot know.
+    EndChoice(LegId, u32),
     /// Put the request at the head of the queue.
     Requeue,
     /// Put the request among those that wait for another decode node.
@@ -225,7 +239,10 @@ pub struct Request {
     /// What the client wants.
     pub request: ServeRequest,
     state: State,
-    ledger: Ledger,
+    /// One for each choice, by its number.
+    ledgers: Vec<Ledger>,
+    /// Choices that have not ended.
+    open: usize,
     epoch: Epoch,
     submitted: Instant,
     /// When the state's time is over.
@@ -244,11 +261,12 @@ pub struct Request {
 
 impl Request {
     /// A request that has just been admitted.
-    pub fn new(now: Instant, request: ServeRequest, ledger: Ledger, limits: &RequestLimits) -> Self {
+    pub fn new(now: Instant, request: ServeRequest, ledgers: Vec<Ledger>, limits: &RequestLimits) -> Self {
         Self {
             request,
             state: State::Queued,
-            ledger,
+            open: ledgers.len(),
+            ledgers,
             epoch: Epoch(0),
             submitted: now,
             deadline: now + limits.queue_timeout,
@@ -276,31 +294,37 @@ impl Request {
         self.avoid.as_ref()
     }
 
-    /// Tokens of the prompt and accepted tokens.
-    pub fn tokens(&self) -> usize {
-        self.request.token_ids.len() + self.ledger.tokens().len()
+    /// What a decode node has to hold of each open choice, beside the prompt: its accepted tokens, and the next.
+    pub fn held(&self) -> Held {
+        if self.request.beam_width.is_some() {
+            return Held::alike(self.ledgers.len(), 1);
+        }
+        let open = self.ledgers.iter().filter(|ledger| !ledger.is_closed());
+        Held::Each(open.map(|ledger| ledger.tokens().len() + 1).collect())
     }
 
     /// True if a decode node is needed.
     pub fn needs_decode(&self) -> bool {
-        self.request.stop.max_tokens > 1
+        self.request.needs_decode()
     }
 
-    /// Bytes it is charged for in the queue.
-    pub fn charge(&self) -> usize {
-        let stops: usize = self.request.stop_strings.iter().map(String::len).sum();
-        self.request.body_bytes + self.request.token_ids.len() * size_of::<u32>() + stops * STOP_STATE_BYTES
+    /// Longest wait for the next word of a decode node that generates. A beam search is silent to its end.
+    fn patience(&self, limits: &RequestLimits) -> Duration {
+        match self.request.beam_width {
+            None => limits.inter_token_timeout,
+            Some(_) => limits.inter_token_timeout.saturating_mul(self.request.stop.max_tokens),
+        }
     }
 
     fn release_all(&self, out: &mut Vec<Effect>) {
         out.extend(self.state.held_legs().map(Effect::Release));
     }
 
-    fn done(&mut self, completion: Completion, out: &mut Vec<Effect>) {
+    fn done(&mut self, out: &mut Vec<Effect>) {
         // The nodes first: in the same tick in which the client learns of the end they do, too.
         self.release_all(out);
         self.state = State::Finished;
-        out.push(Effect::Emit(ClientEvent::Done(completion)));
+        out.push(Effect::Emit(ClientEvent::Done));
     }
 
     /// Ends the request without an answer.
@@ -312,16 +336,31 @@ impl Request {
         }
     }
 
-    /// Offers a token to the ledger. `leg` is where it came from.
-    fn token(&mut self, now: Instant, leg: LegId, token: SampledToken, step: StepTiming, ctx: &mut Context<'_>) {
-        let position = token.position;
-        match self.ledger.accept(token, step) {
+    /// Offers a token of `choice` to its ledger. `leg` is where it came from.
+    fn token(
+        &mut self,
+        now: Instant,
+        leg: LegId,
+        choice: u32,
+        token: SampledToken,
+        step: StepTiming,
+        ctx: &mut Context<'_>,
+    ) {
+        let (position, id) = (token.position, token.token);
+        let Some(ledger) = self.ledgers.get_mut(choice as usize) else {
+            return self.nonsense(now, leg, &format!("token of choice {choice}"), ctx);
+        };
+        match ledger.accept(token, step) {
             Verdict::Accepted { token, completion } => {
-                ctx.out.push(Effect::Emit(ClientEvent::Token(token)));
+                ctx.out.push(Effect::Emit(ClientEvent::Token { choice, token }));
                 match completion {
-                    Some(completion) => self.done(completion, ctx.out),
-                    None => self.deadline = now + ctx.limits.inter_token_timeout,
+                    Some(completion) => {
+                        ctx.out.push(Effect::Emit(ClientEvent::Ended { choice, completion }));
+                        self.choice_ended(choice, id, ctx);
+                    }
+                    None => self.choice_goes_on(choice, ctx),
                 }
+                self.deadline = now + self.patience(ctx.limits);
             }
             Verdict::Known { same: true } => ctx.out.push(Effect::Note(Note::Wasted)),
             Verdict::Known { same: false } => ctx.out.push(Effect::Note(Note::Disagreement { position })),
@@ -329,6 +368,33 @@ impl Request {
                 let what = format!("token {position} where token {expected} is due");
                 self.attempt_failed(now, leg, Cause::Nonsense(what), ctx);
             }
+        }
+    }
+
+    /// The step that draws the next token needs a place for the last one.
+    fn choice_goes_on(&self, choice: u32, ctx: &mut Context<'_>) {
+        if let Some(decode) = self.state.decode_leg() {
+            let tokens = self.request.token_ids.len() + self.ledgers[choice as usize].tokens().len();
+            ctx.out.push(Effect::Grow(decode, tokens + 1));
+        }
+    }
+
+    /// A choice has ended with the token `last`. Stop strings are known here only: the node has to be told of them.
+    fn choice_ended(&mut self, choice: u32, last: u32, ctx: &mut Context<'_>) {
+        self.open -= 1;
+        if self.open == 0 {
+            return self.done(ctx.out);
+        }
+        let Some(decode) = self.state.decode_leg() else { return };
+        let generated = self.ledgers[choice as usize].tokens().len();
+        let prompt = self.request.token_ids.len();
+        ctx.out.push(Effect::Shrink {
+            leg: decode,
+            prompt,
+            tokens: prompt + generated,
+        });
+        if self.request.stop.finish(last, generated as u32).is_none() {
+            ctx.out.push(Effect::EndChoice(decode, choice));
         }
     }
 }

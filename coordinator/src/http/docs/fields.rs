@@ -117,7 +117,7 @@ pub struct CompletionRequest {
     #[schema(minimum = 1, maximum = 8192, default = 1)]
     pub n: Option<u32>,
     /// Report the log-probabilities of the prompt's tokens and of so many alternatives; not in a stream.
-    #[schema(minimum = 0)]
+    #[schema(minimum = 0, maximum = 20)]
     pub prompt_logprobs: Option<u32>,
     /// Report token ids.
     #[schema(default = false)]

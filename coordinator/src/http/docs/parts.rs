@@ -20,7 +20,7 @@ pub struct GenerateParameters {
     pub adapter_id: Option<String>,
     /// Draws so many answers and returns the most probable one, the others in `details.best_of_sequences`. More than 1
     /// needs sampling, forbids `seed`, and cannot be streamed.
-    #[schema(minimum = 1, maximum = 2147483647, default = 1)]
+    #[schema(minimum = 1, maximum = 128, default = 1)]
     pub best_of: Option<u32>,
     /// Tell about the prompt's tokens, and all other details. Not in a stream.
     #[schema(default = false)]

@@ -4,7 +4,7 @@ use protocol::control::StepTiming;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::logprobs::Logprobs;
+use super::logprobs::{Logprobs, PromptLogprobs, RankedToken};
 use crate::core::types::{Completion, Finish};
 
 /// What every answer to a request begins with.
@@ -26,7 +26,7 @@ pub struct Reply<'a> {
     /// Id, time, model.
     #[serde(flatten)]
     pub head: &'a Head,
-    /// One choice; none in a chunk that carries usage only.
+    /// All choices; in a chunk one, or none if it carries usage only.
     pub choices: Vec<Choice>,
     /// Counts.
     #[serde(skip_serializing_if = "UsageField::is_absent")]
@@ -36,8 +36,8 @@ pub struct Reply<'a> {
 /// One answer to the prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Choice {
-    /// 0: there is one choice.
-    pub index: u32,
+    /// Number of the prompt times choices of a prompt plus number of the choice.
+    pub index: usize,
     /// Text, or the part of it that this chunk adds.
     pub text: String,
     /// Null unless asked for.
@@ -49,9 +49,13 @@ pub struct Choice {
     /// Ids of the tokens of `text`, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
-    /// Ids of the prompt's tokens, if asked for; in a stream in the first chunk.
+    /// Ids of the prompt's tokens, if asked for; in a stream in the choice's first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,
+    /// Log-probabilities of the prompt's tokens, if asked for: nothing for the first, then by token id.
+    #[schema(value_type = Option<Vec<Option<BTreeMap<String, RankedToken>>>>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
 }
 
 /// What ended a choice, beside the length and the model's own end token.
@@ -130,59 +134,69 @@ pub struct PromptTokensDetails {
 }
 
 /// Counts while an answer goes on.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Counter {
     prompt_tokens: usize,
     cached_tokens: u32,
-    steps: Vec<StepTiming>,
+    /// Steps of the tokens of each choice.
+    steps: Vec<Vec<StepTiming>>,
+    completion_tokens: usize,
+    /// The totals tell about every step.
     timings: bool,
 }
 
 impl Counter {
-    /// No token yet.
-    pub fn new(prompt_tokens: usize, cached_tokens: u32) -> Self {
+    /// No prompt and no token yet; `choices` choices. `timings`: whether the totals tell about every step.
+    pub fn new(choices: usize, timings: bool) -> Self {
+        Self {
+            steps: vec![Vec::new(); choices],
+            timings,
+            ..Self::default()
+        }
+    }
+
+    /// One more prompt.
+    pub fn add_prompt(&mut self, tokens: usize, cached: u32) {
+        self.prompt_tokens += tokens;
+        self.cached_tokens += cached;
+    }
+
+    /// One more token of a choice.
+    pub fn add(&mut self, choice: usize, step: StepTiming) {
+        if let Some(steps) = self.steps.get_mut(choice) {
+            steps.push(step);
+            self.completion_tokens += 1;
+        }
+    }
+
+    /// The counts of one choice, whose prompt has `prompt_tokens` tokens, without the timings of every step.
+    pub fn running(&self, choice: usize, prompt_tokens: usize, cached_tokens: u32) -> Usage {
+        let completion_tokens = self.steps.get(choice).map_or(0, Vec::len);
+        Usage::counts(prompt_tokens, cached_tokens, completion_tokens)
+    }
+
+    /// Everything. The timings are those of the longest choice.
+    pub fn total(&self) -> Usage {
+        let longest = self.steps.iter().rev().max_by_key(|steps| steps.len());
+        let longest = longest.filter(|_| self.timings);
+        let steps = longest.map(Vec::as_slice).unwrap_or_default();
+        Usage {
+            batch_size: steps.iter().map(|step| step.batch_size).collect(),
+            queue_wait_time: steps.iter().map(|step| step.queue_us).collect(),
+            ..Usage::counts(self.prompt_tokens, self.cached_tokens, self.completion_tokens)
+        }
+    }
+}
+
+impl Usage {
+    fn counts(prompt_tokens: usize, cached_tokens: u32, completion_tokens: usize) -> Self {
         Self {
             prompt_tokens,
-            cached_tokens,
-            steps: Vec::new(),
-            timings: true,
-        }
-    }
-
-    /// `timings`: whether the totals tell about every step.
-    pub fn with_timings(mut self, timings: bool) -> Self {
-        self.timings = timings;
-        self
-    }
-
-    /// One more token.
-    pub fn add(&mut self, step: StepTiming) {
-        self.steps.push(step);
-    }
-
-    /// The counts, without the timings of every step: those of a choice that goes on.
-    pub fn running(&self) -> Usage {
-        Usage {
-            prompt_tokens: self.prompt_tokens,
-            prompt_tokens_details: PromptTokensDetails {
-                cached_tokens: self.cached_tokens,
-            },
-            completion_tokens: self.steps.len(),
-            total_tokens: self.prompt_tokens + self.steps.len(),
+            prompt_tokens_details: PromptTokensDetails { cached_tokens },
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
             batch_size: Vec::new(),
             queue_wait_time: Vec::new(),
-        }
-    }
-
-    /// Everything.
-    pub fn total(&self) -> Usage {
-        if !self.timings {
-            return self.running();
-        }
-        Usage {
-            batch_size: self.steps.iter().map(|step| step.batch_size).collect(),
-            queue_wait_time: self.steps.iter().map(|step| step.queue_us).collect(),
-            ..self.running()
         }
     }
 }

@@ -1,16 +1,23 @@
 //! `POST /v1/completions`.
 
+use std::sync::Arc;
+
 use actix_web::http::StatusCode;
 use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse};
+use protocol::ids::RequestId;
 
-use super::answer::{Choice, Counter, Head, Reply, StopReason, UsageField, finish_reason};
-use super::logprobs::{Logprobs, LogprobsWriter};
+use super::answer::{Head, Reply, UsageField};
+use super::choices::Choices;
+use super::echo::Echo;
+use super::logprobs::LogprobsWriter;
 use super::prompt::Prompt;
 use super::request::{CompletionRequest, Rules, StreamUsage, parse};
-use super::stream::CompletionStream;
+use super::stream::{CompletionStream, StreamWords};
+use super::whole::WholeWords;
 use crate::http::error::{ApiError, ErrorKind, Family};
-use crate::http::serve::{Answer, Draft, Step};
+use crate::http::serve::Draft;
+use crate::http::sse::EventBuffer;
 use crate::http::state::HttpState;
 use crate::metrics::RequestTimer;
 
@@ -32,62 +39,100 @@ pub async fn completions(request: HttpRequest, payload: Payload, state: Data<Htt
 
 /// A checked request and what its answer needs of it.
 struct Checked {
-    draft: Draft,
+    drafts: Vec<Draft>,
     head: Head,
+    choices: Choices,
     stream: Option<StreamUsage>,
-    logprobs: Option<LogprobsWriter>,
+    echoes: Option<Vec<Echo>>,
+    prompt_only: bool,
+    logprobs: Option<u8>,
+    prompt_logprobs: Option<u8>,
     token_ids: bool,
 }
 
 async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Result<Checked, ApiError> {
     let body = state.read_body(request, payload).await?;
     let rules = Rules::new(state, state.draw_seed()?);
-    let parsed = state.check_body(&body, move |bytes| parse(bytes, &rules)).await?;
-    let CompletionRequest {
-        model,
-        prompt,
-        logprobs,
-        stream,
-        return_token_ids,
-        ..
-    } = parsed;
-    if !state.serves(&model) {
-        return Err(unknown_model(&model));
+    let mut parsed = state.check_body(&body, move |bytes| parse(bytes, &rules)).await?;
+    if !state.serves(&parsed.model) {
+        return Err(unknown_model(&parsed.model));
     }
-    let tokens = match prompt {
-        Prompt::Text(text) => state.encode("prompt", text.into()).await?,
-        Prompt::Tokens(tokens) => tokens,
-    };
-    let shared = parsed.shared;
     let id = state.id_of(request)?;
     let head = Head {
         id: format!("endpoint_common_{id}"),
         object: "text_completion",
         created: state.clock.unix_seconds(),
-        model,
+        model: std::mem::take(&mut parsed.model),
     };
-    let draft = Draft {
+    let stops = std::mem::take(&mut parsed.shared.stop).into();
+    let (mut drafts, mut echoes) = (Vec::new(), Vec::new());
+    for prompt in std::mem::take(&mut parsed.prompts) {
+        let (tokens, echo) = tokens_of(prompt, &parsed, state).await?;
+        echoes.extend(echo);
+        let first = drafts.is_empty();
+        let id = if first { id } else { state.draw_id()? };
+        let body_bytes = if first { body.bytes.len() } else { 0 };
+        drafts.push(draft(&parsed, &stops, id, tokens, body_bytes));
+    }
+    Ok(Checked {
+        drafts,
+        head,
+        choices: parsed.choices,
+        stream: parsed.stream,
+        echoes: parsed.echo.then_some(echoes),
+        prompt_only: parsed.max_tokens == Some(0),
+        logprobs: parsed.logprobs,
+        prompt_logprobs: parsed.prompt_logprobs,
+        token_ids: parsed.return_token_ids,
+    })
+}
+
+/// The tokens of a prompt, and its text if that is to be given back.
+async fn tokens_of(
+    prompt: Prompt,
+    request: &CompletionRequest,
+    state: &HttpState,
+) -> Result<(Vec<u32>, Option<Echo>), ApiError> {
+    match prompt {
+        Prompt::Text(text) => {
+            let echo = request.echo.then(|| Echo::of_text(text.clone()));
+            Ok((state.encode("prompt", text.into()).await?, echo))
+        }
+        Prompt::Tokens(tokens) => {
+            let skip_special = request.shared.skip_special_tokens;
+            let decode = || Echo::of_tokens(&tokens, skip_special, state.prompts.tokenizer());
+            let echo = request.echo.then(decode);
+            Ok((tokens, echo))
+        }
+    }
+}
+
+fn draft(
+    request: &CompletionRequest,
+    stops: &Arc<[String]>,
+    id: RequestId,
+    tokens: Vec<u32>,
+    body_bytes: usize,
+) -> Draft {
+    let shared = &request.shared;
+    let prompt_only = request.max_tokens == Some(0);
+    let of_echo = request.logprobs.filter(|_| request.echo);
+    Draft {
         id,
         prompt_field: "prompt",
-        tokens,
-        body_bytes: body.bytes.len(),
-        sampling: shared.sampling,
-        max_tokens: parsed.max_tokens,
-        stop_strings: shared.stop,
-        stop_token_ids: shared.stop_token_ids,
+        tokens: tokens.into(),
+        body_bytes,
+        choices: if prompt_only { 0 } else { request.choices.drawn },
+        beam: request.choices.beam && !prompt_only,
+        sampling: shared.sampling.clone(),
+        max_tokens: request.max_tokens.filter(|_| !prompt_only),
+        stop_strings: Arc::clone(stops),
+        stop_token_ids: shared.stop_token_ids.clone(),
         ignore_eos: shared.ignore_eos,
         include_stop_str: shared.include_stop_str,
         skip_special_tokens: shared.skip_special_tokens,
-        prompt_logprobs: None,
-    };
-    let logprobs = logprobs.map(|count| LogprobsWriter::new(state.prompts.tokenizer().clone(), count));
-    Ok(Checked {
-        draft,
-        head,
-        stream,
-        logprobs,
-        token_ids: return_token_ids,
-    })
+        prompt_logprobs: of_echo.max(request.prompt_logprobs),
+    }
 }
 
 /// The error of a model that is not served here.
@@ -101,84 +146,51 @@ pub fn unknown_model(name: &str) -> ApiError {
 }
 
 async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Result<HttpResponse, ApiError> {
-    let Checked {
-        draft,
-        head,
-        stream,
-        logprobs,
-        token_ids,
-    } = checked;
-    let answer = state.begin(draft, timer).await?;
-    let counter = Counter::new(answer.prompt.len(), answer.cached_tokens).with_timings(state.front.usage_timings);
-    let prompt_token_ids = token_ids.then(|| answer.prompt.to_vec());
-    match stream {
-        Some(usage) => {
-            let words = CompletionStream {
-                head,
-                usage,
-                counter,
-                logprobs,
-                token_ids,
-                prompt_token_ids,
-            };
-            let response = HttpResponse::build(StatusCode::OK);
-            Ok(crate::http::sse::respond(response, answer, words, state.silence()))
-        }
-        None => {
-            let (mut choice, usage) = collect(answer, counter, logprobs).await?;
-            choice.prompt_token_ids = prompt_token_ids;
-            if !token_ids {
-                choice.token_ids = None;
-            }
-            let reply = Reply {
-                head: &head,
-                choices: vec![choice],
-                usage,
-            };
-            Ok(HttpResponse::Ok().json(reply))
-        }
-    }
-}
-
-/// Waits for the whole answer. Dropping the future cancels the request.
-async fn collect(
-    mut answer: Answer,
-    mut counter: Counter,
-    mut writer: Option<LogprobsWriter>,
-) -> Result<(Choice, UsageField), ApiError> {
-    let mut text = String::new();
-    let mut logprobs = Logprobs::default();
-    let mut ids = Vec::new();
-    loop {
-        let (shown, end) = match answer.step().await {
-            Step::Tokens(shown) => (shown, None),
-            Step::End { rest, tail, completion } => (rest, Some((tail, completion))),
-            Step::Failed(error) => {
-                answer.timer.failed(error.metric_label());
-                return Err(error);
-            }
+    let answer = state.begin(checked.drafts, timer).await?;
+    let tokenizer = state.prompts.tokenizer();
+    let logprobs = checked
+        .logprobs
+        .map(|count| LogprobsWriter::new(tokenizer.clone(), count));
+    // A beam search has nothing to stream: its answer is one event.
+    if let Some(usage) = checked.stream.filter(|_| !checked.choices.beam) {
+        let words = StreamWords {
+            head: checked.head,
+            usage,
+            per_prompt: checked.choices.returned as usize,
+            echoes: checked.echoes,
+            prompt_only: checked.prompt_only,
+            logprobs,
+            token_ids: checked.token_ids,
+            timings: state.front.usage_timings,
         };
-        for shown in &shown {
-            text.push_str(&shown.text);
-            ids.push(shown.token.sampled.token);
-            counter.add(shown.token.step);
-            if let Some(writer) = &mut writer {
-                writer.add(shown, &mut logprobs);
-            }
-        }
-        if let Some((tail, completion)) = end {
-            text.push_str(&tail);
-            answer.timer.succeeded();
-            let choice = Choice {
-                index: 0,
-                text,
-                logprobs: writer.map(|_| logprobs),
-                finish_reason: Some(finish_reason(&completion)),
-                stop_reason: StopReason::of(&completion),
-                token_ids: Some(ids),
-                prompt_token_ids: None,
-            };
-            return Ok((choice, UsageField::Counts(counter.total())));
-        }
+        let words = CompletionStream::new(words, answer.prompts.len());
+        let response = HttpResponse::build(StatusCode::OK);
+        return Ok(crate::http::sse::respond(response, answer, words, state.silence()));
     }
+    let words = WholeWords {
+        tokenizer,
+        choices: checked.choices,
+        echoes: checked.echoes,
+        logprobs,
+        prompt_logprobs: checked.prompt_logprobs,
+        token_ids: checked.token_ids,
+        timings: state.front.usage_timings,
+    };
+    let (choices, usage) = words.collect(answer).await?;
+    let usage = match checked.stream {
+        Some(StreamUsage::Never) => UsageField::Null,
+        _ => UsageField::Counts(usage),
+    };
+    let reply = Reply {
+        head: &checked.head,
+        choices,
+        usage,
+    };
+    if checked.stream.is_none() {
+        return Ok(HttpResponse::Ok().json(reply));
+    }
+    let mut events = EventBuffer::default();
+    events.json(&reply)?;
+    events.text("[DONE]");
+    Ok(crate::http::sse::at_once(events))
 }

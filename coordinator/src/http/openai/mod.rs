@@ -2,6 +2,8 @@
 
 pub mod answer;
 pub mod chat;
+pub mod choices;
+pub mod echo;
 pub mod handlers;
 pub mod logprobs;
 pub mod models;
@@ -10,3 +12,4 @@ pub mod request;
 pub mod shared;
 pub mod stream;
 pub mod unbuilt;
+pub mod whole;

@@ -1,11 +1,12 @@
-//! The `prompt` of a completion: text or token ids.
+//! The `prompt` of a completion: text or token ids, one or several.
 
-use crate::http::error::{ApiError, ErrorKind};
+use crate::http::error::ApiError;
 use crate::http::json::fields::{FieldError, Fields, wrong_element};
 use crate::http::json::raw::{Kind, Raw};
 
 /// What is right for `prompt`.
-const PROMPT: &str = "a non-empty string, a list with one such string, or a non-empty list of token ids";
+const PROMPT: &str =
+    "a non-empty string, a list of such strings, a non-empty list of token ids, or a list of such lists";
 
 /// A checked prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub enum Prompt {
 /// Bounds of a prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct PromptLimits {
+    /// Most prompts of a request.
+    pub prompts: usize,
     /// Most characters of a text.
     pub chars: usize,
     /// Most token ids.
@@ -27,55 +30,41 @@ pub struct PromptLimits {
     pub vocab_size: usize,
 }
 
-/// Reads the field.
+/// Reads the field: at least one prompt. One that is wrong makes the whole list wrong.
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn read(fields: &Fields<'_>, limits: PromptLimits) -> Result<Prompt, ApiError> {
+pub fn read(fields: &Fields<'_>, limits: PromptLimits) -> Result<Vec<Prompt>, ApiError> {
     let raw = fields.get("prompt").ok_or_else(|| fields.missing("prompt", PROMPT))?;
     match raw.kind() {
-        Kind::String => Ok(text("prompt", raw, limits)?),
+        Kind::String => Ok(vec![text("prompt", raw, limits)?]),
         Kind::List => list(raw, limits),
         Kind::Null | Kind::Bool | Kind::Number | Kind::Object => Err(FieldError::wrong("prompt", raw, PROMPT).into()),
     }
 }
 
-fn list(raw: Raw<'_>, limits: PromptLimits) -> Result<Prompt, ApiError> {
+fn list(raw: Raw<'_>, limits: PromptLimits) -> Result<Vec<Prompt>, ApiError> {
     let Some(first) = raw.elements().next() else {
         return Err(FieldError::wrong("prompt", raw, PROMPT).into());
     };
-    match first.kind() {
-        Kind::Number => Ok(tokens("prompt", raw, limits)?),
-        Kind::String | Kind::List => {
-            // One wrong element makes the whole list wrong, also where only one of its prompts is served yet.
-            let mut prompts = 0_usize;
-            for (index, element) in raw.elements().enumerate() {
-                prompts = index + 1;
-                if element.kind() != first.kind() {
-                    return Err(wrong_element("prompt", index, element, PROMPT).into());
-                }
-                let empty = match element.kind() {
-                    Kind::List => element.elements().next().is_none(),
-                    _ => element.text() == "\"\"",
-                };
-                if empty {
-                    return Err(wrong_element("prompt", index, element, "a non-empty prompt").into());
-                }
-            }
-            if prompts > 1 {
-                return Err(ApiError {
-                    kind: ErrorKind::Invalid,
-                    message: format!("not supported yet: `prompt` with {prompts} prompts; send one prompt a request"),
-                    param: Some("prompt".to_owned()),
-                });
-            }
-            match first.kind() {
-                Kind::String => Ok(text("prompt[0]", first, limits)?),
-                _ => Ok(tokens("prompt[0]", first, limits)?),
-            }
+    let read: fn(&str, Raw<'_>, PromptLimits) -> Result<Prompt, FieldError> = match first.kind() {
+        Kind::Number => return Ok(vec![tokens("prompt", raw, limits)?]),
+        Kind::String => text,
+        Kind::List => tokens,
+        Kind::Null | Kind::Bool | Kind::Object => return Err(wrong_element("prompt", 0, first, PROMPT).into()),
+    };
+    let mut prompts = Vec::new();
+    for (index, element) in raw.elements().enumerate() {
+        if index == limits.prompts {
+            let problem = format!("has more than {} prompts, but must have 1 to {}", index, limits.prompts);
+            return Err(FieldError::rule("prompt", problem).into());
         }
-        Kind::Null | Kind::Bool | Kind::Object => Err(wrong_element("prompt", 0, first, PROMPT).into()),
+        if element.kind() != first.kind() {
+            return Err(wrong_element("prompt", index, element, PROMPT).into());
+        }
+        prompts.push(read(&format!("prompt[{index}]"), element, limits)?);
     }
+    Ok(prompts)
 }
 
 fn text(field: &str, raw: Raw<'_>, limits: PromptLimits) -> Result<Prompt, FieldError> {
@@ -112,6 +101,9 @@ fn tokens(field: &str, raw: Raw<'_>, limits: PromptLimits) -> Result<Prompt, Fie
         }
         tokens.push(id);
     }
+    if tokens.is_empty() {
+        return Err(FieldError::wrong(field, raw, "a non-empty list of token ids"));
+    }
     Ok(Prompt::Tokens(tokens))
 }
 
@@ -120,19 +112,39 @@ mod tests {
     use super::*;
     use crate::http::json::scan::check;
 
-    fn read_one(prompt: &str) -> Result<Prompt, String> {
+    fn read_all(prompt: &str) -> Result<Vec<Prompt>, String> {
         let body = format!("{{\"prompt\":{prompt}}}");
         let raw = check(body.as_bytes()).expect("valid");
         let fields = Fields::of_object(raw, "", &["prompt"]).expect("no repeats");
         read(
             &fields,
             PromptLimits {
+                prompts: 3,
                 chars: 5,
                 tokens: 3,
                 vocab_size: 10,
             },
         )
         .map_err(|error| error.message)
+    }
+
+    fn read_one(prompt: &str) -> Result<Prompt, String> {
+        let mut all = read_all(prompt)?;
+        assert_eq!(all.len(), 1, "{prompt}");
+        all.pop().ok_or_else(String::new)
+    }
+
+    #[test]
+    fn takes_several_of_one_kind() {
+        let text = |text: &str| Prompt::Text(text.to_owned());
+        assert_eq!(
+            read_all("[\"a\",\"b\",\"a\"]"),
+            Ok(vec![text("a"), text("b"), text("a")])
+        );
+        assert_eq!(
+            read_all("[[1],[2,3]]"),
+            Ok(vec![Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])])
+        );
     }
 
     #[test]
@@ -167,11 +179,11 @@ mod tests {
             ("[99999999999999999999]", "`prompt[0]` is 99999999999999999999"),
             ("[1,2,3,4]", "`prompt` has more than 3 tokens"),
             ("\"abcdef\"", "`prompt` has 6 characters, but must have at most 5"),
-            ("[\"a\",\"b\"]", "not supported yet: `prompt` with 2 prompts"),
-            ("[[1],[2]]", "not supported yet: `prompt` with 2 prompts"),
+            ("[[1],[]]", "`prompt[1]` is an empty list"),
+            ("[\"a\",\"b\",\"c\",\"d\"]", "`prompt` has more than 3 prompts"),
         ];
         for (prompt, start) in cases {
-            let message = read_one(prompt).expect_err(prompt);
+            let message = read_all(prompt).expect_err(prompt);
             assert!(message.starts_with(start), "{prompt}: {message}");
         }
     }

@@ -1,8 +1,8 @@
 //! The body of `/v1/completions`, field by field.
 
+use super::choices::{self, Beside, ChoiceRules, Choices};
 use super::prompt::{self, Prompt, PromptLimits};
 use super::shared::{self, MAX_I31, Shared, SharedRules};
-use super::unbuilt;
 use crate::http::error::{ApiError, ErrorKind};
 use crate::http::json::fields::{FieldError, Fields};
 use crate::http::json::raw::Kind;
@@ -12,21 +12,22 @@ use crate::http::state::HttpState;
 
 /// Fields that only completions have.
 const OWN: &[&str] = &[
+    "best_of",
+    "echo",
     "logprobs",
     "max_tokens",
     "model",
+    "n",
     "prompt",
+    "prompt_logprobs",
     "return_token_ids",
     "stream",
     "stream_options",
-    // Those of `unbuilt`.
-    "best_of",
-    "echo",
-    "n",
-    "prompt_logprobs",
     "suffix",
     "use_beam_search",
 ];
+/// Most alternatives in `prompt_logprobs`.
+const MAX_PROMPT_LOGPROBS: i64 = 20;
 /// What the body of a completion may have.
 pub const FIELDS: &[&str] = &shared::with_shared::<{ OWN.len() + shared::NAMES.len() }>(OWN);
 
@@ -35,6 +36,8 @@ pub const FIELDS: &[&str] = &shared::with_shared::<{ OWN.len() + shared::NAMES.l
 pub struct Rules {
     /// Bounds of the prompt.
     pub prompt: PromptLimits,
+    /// Bounds of the number of choices.
+    pub choices: ChoiceRules,
     /// For the fields that chat has too.
     pub shared: SharedRules,
     /// Refuse what MindIE refuses.
@@ -46,10 +49,12 @@ impl Rules {
     pub fn new(state: &HttpState, fresh_seed: u64) -> Self {
         Self {
             prompt: PromptLimits {
+                prompts: state.limits.max_prompts,
                 chars: state.limits.max_input_chars,
                 tokens: state.lengths.input,
                 vocab_size: state.model.text.vocab_size,
             },
+            choices: ChoiceRules::new(state),
             shared: SharedRules::new(state, fresh_seed),
             strict: state.front.strict_mindie,
         }
@@ -59,13 +64,13 @@ impl Rules {
 /// Which chunks of a stream carry `usage`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StreamUsage {
-    /// The one that ends the choice: nothing was said about it.
+    /// The one that ends the last open choice: nothing was said about it.
     LastChunk,
     /// None, and each says so with null.
     Never,
     /// One more chunk without choices after the others, which say null.
     ExtraChunk,
-    /// Every chunk has the counts so far, and the extra chunk.
+    /// Every chunk has the counts of its choice so far, and the extra chunk.
     EveryChunk,
 }
 
@@ -74,9 +79,13 @@ pub enum StreamUsage {
 pub struct CompletionRequest {
     /// Name the client uses for the model.
     pub model: String,
-    /// The prompt.
-    pub prompt: Prompt,
-    /// Most tokens to generate, if the client says.
+    /// The prompts; at least one.
+    pub prompts: Vec<Prompt>,
+    /// How many answers to each.
+    pub choices: Choices,
+    /// Put the prompt in front of every answer.
+    pub echo: bool,
+    /// Most tokens to generate, if the client says; 0 only with `echo`.
     pub max_tokens: Option<u32>,
     /// How tokens are drawn, and what ends the answer.
     pub shared: Shared,
@@ -84,6 +93,8 @@ pub struct CompletionRequest {
     pub stream: Option<StreamUsage>,
     /// Alternatives to report for every token, if log-probabilities are asked for.
     pub logprobs: Option<u8>,
+    /// Alternatives to report for every token of the prompt in a list of their own, if that is asked for.
+    pub prompt_logprobs: Option<u8>,
     /// Report token ids.
     pub return_token_ids: bool,
 }
@@ -100,21 +111,31 @@ pub fn parse(body: &[u8], rules: &Rules) -> Result<CompletionRequest, ApiError> 
     }
     let fields = Fields::of_object(raw, "", FIELDS)?;
     let model = model(&fields)?;
-    let prompt = prompt::read(&fields, rules.prompt)?;
+    let prompts = prompt::read(&fields, rules.prompt)?;
     if rules.strict {
         mindie::refuse_openai(&fields, &["logprobs", "n", "best_of", "use_beam_search"])?;
     }
     let mut shared = shared::read(&fields, &rules.shared)?;
     let logprobs = fields.int("logprobs", 0, 5)?.and_then(|count| u8::try_from(count).ok());
     shared.sampling.top_logprobs = logprobs;
-    unbuilt::refuse(&fields, shared.sampling.greedy, !shared.stop.is_empty())?;
+    let stream = stream(&fields)?;
+    let beside = Beside {
+        greedy: shared.sampling.greedy,
+        has_stop: !shared.stop.is_empty(),
+        stream: stream.is_some(),
+    };
+    let echo = fields.bool("echo")?.unwrap_or(false);
+    refuse_suffix(&fields, echo)?;
     Ok(CompletionRequest {
         model,
-        prompt,
-        max_tokens: positive(&fields, "max_tokens")?,
+        prompts,
+        choices: choices::read(&fields, rules.choices, beside)?,
+        echo,
+        max_tokens: max_tokens(&fields, echo)?,
         shared,
-        stream: stream(&fields)?,
         logprobs,
+        prompt_logprobs: prompt_logprobs(&fields, stream.is_some())?,
+        stream,
         return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
     })
 }
@@ -123,6 +144,36 @@ pub(super) fn positive(fields: &Fields<'_>, name: &str) -> Result<Option<u32>, F
     Ok(fields
         .int(name, 1, MAX_I31)?
         .and_then(|value| u32::try_from(value).ok()))
+}
+
+/// At least one token, unless the prompt is what is wanted.
+fn max_tokens(fields: &Fields<'_>, echo: bool) -> Result<Option<u32>, FieldError> {
+    let least = i64::from(!echo);
+    Ok(fields
+        .int("max_tokens", least, MAX_I31)?
+        .and_then(|value| u32::try_from(value).ok()))
+}
+
+fn prompt_logprobs(fields: &Fields<'_>, stream: bool) -> Result<Option<u8>, FieldError> {
+    let count = fields.int("prompt_logprobs", 0, MAX_PROMPT_LOGPROBS)?;
+    if count.is_some() && stream {
+        let problem = "is given, but must be absent in a stream";
+        return Err(FieldError::rule("prompt_logprobs", problem));
+    }
+    Ok(count.and_then(|count| u8::try_from(count).ok()))
+}
+
+fn refuse_suffix(fields: &Fields<'_>, echo: bool) -> Result<(), FieldError> {
+    let suffix = fields.string("suffix", "a string")?;
+    if suffix.is_none_or(|suffix| suffix.is_empty()) {
+        return Ok(());
+    }
+    let problem = if echo {
+        "is given, but must be absent where `echo` is true"
+    } else {
+        "is given, but must be absent or empty: this server does not fill in the middle of a text"
+    };
+    Err(FieldError::rule("suffix", problem))
 }
 
 pub(super) fn model(fields: &Fields<'_>) -> Result<String, FieldError> {

@@ -4,25 +4,6 @@
 use crate::http::error::ApiError;
 use crate::http::json::fields::{FieldError, Fields};
 
-/// Refuses what is not built. `greedy`: the request's temperature is 0; `has_stop`: it has stop strings.
-///
-/// # Errors
-/// A wrong value, or one that asks for what does not work yet.
-pub fn refuse(fields: &Fields<'_>, greedy: bool, has_stop: bool) -> Result<(), ApiError> {
-    choices(fields, greedy, has_stop)?;
-    flag(fields, "echo")?;
-    if fields
-        .string("suffix", "a string")?
-        .is_some_and(|suffix| !suffix.is_empty())
-    {
-        return Err(ApiError::not_supported_yet("suffix"));
-    }
-    if fields.get("prompt_logprobs").is_some() {
-        return Err(ApiError::not_supported_yet("prompt_logprobs"));
-    }
-    Ok(())
-}
-
 /// Refuses what is not built of the fields that completions and chat share.
 ///
 /// # Errors
@@ -63,36 +44,6 @@ pub fn refuse_shared(fields: &Fields<'_>) -> Result<(), ApiError> {
         }
     }
     Ok(())
-}
-
-/// `n`, `best_of` and beam search: one choice is all there is yet.
-fn choices(fields: &Fields<'_>, greedy: bool, has_stop: bool) -> Result<(), ApiError> {
-    let beam = fields.bool("use_beam_search")?.unwrap_or(false);
-    if beam && has_stop {
-        return Err(FieldError::rule("use_beam_search", "is true, but must be false where `stop` is given").into());
-    }
-    if beam {
-        return Err(ApiError::not_supported_yet("use_beam_search"));
-    }
-    for (name, most) in [("n", 8_192), ("best_of", 128)] {
-        let choices = fields.int(name, 1, most)?.unwrap_or(1);
-        if choices > 1 && greedy {
-            let problem = format!("is {choices}, but must be 1 where `temperature` is 0");
-            return Err(FieldError::rule(name, problem).into());
-        }
-        if choices > 1 {
-            return Err(ApiError::not_supported_yet(name));
-        }
-    }
-    Ok(())
-}
-
-fn flag(fields: &Fields<'_>, name: &'static str) -> Result<(), ApiError> {
-    if fields.bool(name)?.unwrap_or(false) {
-        Err(ApiError::not_supported_yet(name))
-    } else {
-        Ok(())
-    }
 }
 
 fn response_format(fields: &Fields<'_>) -> Result<(), ApiError> {

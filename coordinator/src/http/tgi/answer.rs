@@ -94,6 +94,26 @@ pub struct Details {
     pub prefill: Vec<Token>,
     /// The answer's tokens.
     pub tokens: Vec<Token>,
+    /// The sequences that were not chosen, if there were several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub best_of_sequences: Vec<BestOfSequence>,
+}
+
+/// One of several sequences to choose from.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct BestOfSequence {
+    /// Its text.
+    pub generated_text: String,
+    /// `length`, `eos_token` or `stop_sequence`.
+    pub finish_reason: &'static str,
+    /// Tokens sampled on all nodes.
+    pub generated_tokens: u32,
+    /// Its seed: a request with this one gets this sequence.
+    pub seed: u64,
+    /// The prompt's tokens, if asked for.
+    pub prefill: Vec<Token>,
+    /// Its tokens.
+    pub tokens: Vec<Token>,
 }
 
 /// A whole answer.
@@ -104,6 +124,34 @@ pub struct Generated {
     pub details: Option<Details>,
     /// The text.
     pub generated_text: String,
+}
+
+impl Generated {
+    /// The answer that `winner` is, with `others` beside it.
+    pub fn new(winner: BestOfSequence, others: Vec<BestOfSequence>, details: bool, prompt_tokens: usize) -> Self {
+        let BestOfSequence {
+            generated_text,
+            finish_reason,
+            generated_tokens,
+            seed,
+            prefill,
+            tokens,
+        } = winner;
+        let details = details.then_some(Details {
+            finish_reason,
+            generated_tokens,
+            prompt_tokens,
+            input_length: prompt_tokens,
+            seed,
+            prefill,
+            tokens,
+            best_of_sequences: others,
+        });
+        Self {
+            details,
+            generated_text,
+        }
+    }
 }
 
 /// One event of a stream.

@@ -5,14 +5,13 @@ use std::sync::Arc;
 use actix_web::http::StatusCode;
 use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
-use protocol::sampling::PromptLogprob;
 
-use super::answer::{Details, Generated, Token, finish_reason, only_ids};
-use super::request::{GenerateRequest, Rules, parse, refuse_prompt_details_in_stream};
+use super::answer::{BestOfSequence, Generated, Token, finish_reason, only_ids};
+use super::request::{GenerateRequest, Rules, parse, refuse_in_stream};
 use super::stream::TgiStream;
-use crate::core::types::Completion;
+use crate::http::answer::{Answer, Collected};
 use crate::http::error::{ApiError, Family};
-use crate::http::serve::{Answer, Draft, Step};
+use crate::http::serve::Draft;
 use crate::http::state::HttpState;
 use crate::metrics::{Durations, RequestTimer};
 
@@ -59,7 +58,8 @@ async fn handle(request: &HttpRequest, payload: Payload, state: &HttpState, shap
 
 /// A checked request and what its answer needs of it.
 struct Checked {
-    draft: Draft,
+    /// One for each sequence to choose from: each has a seed of its own, and is what a request with that seed gets.
+    drafts: Vec<Draft>,
     /// What stands before the generated text.
     prefix: String,
     input_chars: usize,
@@ -82,7 +82,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape
         Shape::ListOrStream => parsed.stream,
     };
     if stream {
-        refuse_prompt_details_in_stream(&parsed)?;
+        refuse_in_stream(&parsed)?;
     }
     let GenerateRequest {
         inputs,
@@ -90,6 +90,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape
         prompt_details,
         return_full_text,
         truncate,
+        best_of,
         ..
     } = parsed;
     let inputs: Arc<str> = inputs.into();
@@ -100,17 +101,20 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape
     let draft = Draft {
         id: state.id_of(request)?,
         prompt_field: "inputs",
-        tokens,
+        tokens: tokens.into(),
         body_bytes: body.bytes.len(),
+        choices: 1,
+        beam: false,
         sampling: parsed.sampling,
         max_tokens: Some(parsed.max_new_tokens),
-        stop_strings: parsed.stop,
+        stop_strings: parsed.stop.into(),
         stop_token_ids: Vec::new(),
         ignore_eos: false,
         include_stop_str: false,
         skip_special_tokens: true,
         prompt_logprobs: prompt_details.then_some(0),
     };
+    let drafts = sequences(draft, best_of, state)?;
     let input_chars = inputs.chars().count();
     let prefix = if return_full_text {
         inputs.to_string()
@@ -119,7 +123,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape
     };
     let list = shape == Shape::ListOrStream;
     Ok(Checked {
-        draft,
+        drafts,
         prefix,
         input_chars,
         details,
@@ -129,42 +133,61 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape
     })
 }
 
+/// The drafts of all sequences to choose from: the first as it is, the others with seeds of their own.
+fn sequences(first: Draft, best_of: u32, state: &HttpState) -> Result<Vec<Draft>, ApiError> {
+    let mut all = vec![first];
+    for _ in 1..best_of {
+        let mut further = Draft {
+            id: state.draw_id()?,
+            body_bytes: 0,
+            prompt_logprobs: None,
+            ..all[0].clone()
+        };
+        further.sampling.seed = state.draw_seed()?;
+        all.push(further);
+    }
+    Ok(all)
+}
+
 async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Result<HttpResponse, ApiError> {
-    let seed = checked.draft.sampling.seed;
-    let answer = state.begin(checked.draft, timer).await?;
+    let seeds: Vec<u64> = checked.drafts.iter().map(|draft| draft.sampling.seed).collect();
+    let seed = seeds.first().copied().unwrap_or_default();
+    let mut answer = state.begin(checked.drafts, timer).await?;
     let mut response = HttpResponse::build(StatusCode::OK);
     response.insert_header(("x-compute-type", "cpu"));
     response.insert_header(("x-compute-characters", checked.input_chars.to_string()));
+    let prompt_tokens = answer.prompts.first().map_or(0, |prompt| prompt.tokens.len());
     if checked.stream {
-        let words = TgiStream::new(checked.prefix, checked.details, seed, answer.prompt.len());
+        let words = TgiStream::new(checked.prefix, checked.details, seed, prompt_tokens);
         return Ok(crate::http::sse::respond(response, answer, words, state.silence()));
     }
-    let whole = collect(answer, checked.prefix).await?;
-    time_headers(&mut response, whole.durations);
-    let details = checked.details.then(|| Details {
-        finish_reason: finish_reason(&whole.completion),
-        generated_tokens: whole.completion.generated_tokens,
-        prompt_tokens: whole.prompt.len(),
-        input_length: whole.prompt.len(),
-        seed,
-        prefill: if checked.prompt_details {
-            Token::of_prompt(&whole.prompt, &whole.prompt_logprobs, state.prompts.tokenizer())
-        } else {
-            Vec::new()
-        },
-        tokens: whole.tokens,
-    });
-    let details = details.map(|mut details| {
-        if state.front.strict_mindie {
-            only_ids(&mut details.prefill);
-            only_ids(&mut details.tokens);
-        }
-        details
-    });
-    let generated = Generated {
-        details,
-        generated_text: whole.text,
+    let collected = answer.collect().await?;
+    time_headers(&mut response, answer.timer.succeeded());
+    let prefill = if checked.prompt_details {
+        prompt_tokens_of(&answer, state)
+    } else {
+        Vec::new()
     };
+    let mut sequences: Vec<BestOfSequence> = collected
+        .iter()
+        .zip(&seeds)
+        .map(|(collected, &seed)| BestOfSequence {
+            generated_text: format!("{}{}", checked.prefix, collected.text()),
+            finish_reason: finish_reason(&collected.completion),
+            generated_tokens: collected.completion.generated_tokens,
+            seed,
+            prefill: prefill.clone(),
+            tokens: collected.shown.iter().map(Token::generated).collect(),
+        })
+        .collect();
+    if state.front.strict_mindie {
+        for sequence in &mut sequences {
+            only_ids(&mut sequence.prefill);
+            only_ids(&mut sequence.tokens);
+        }
+    }
+    let winner = sequences.remove(best(&collected));
+    let generated = Generated::new(winner, sequences, checked.details, prompt_tokens);
     Ok(if checked.list {
         response.json([generated])
     } else {
@@ -172,47 +195,28 @@ async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Res
     })
 }
 
-/// A complete answer.
-struct Whole {
-    text: String,
-    tokens: Vec<Token>,
-    completion: Completion,
-    prompt: Arc<[u32]>,
-    prompt_logprobs: Vec<PromptLogprob>,
-    durations: Durations,
+fn prompt_tokens_of(answer: &Answer, state: &HttpState) -> Vec<Token> {
+    let Some(prompt) = answer.prompts.first() else {
+        return Vec::new();
+    };
+    let logprobs = prompt.logprobs.as_deref().unwrap_or_default();
+    Token::of_prompt(&prompt.tokens, logprobs, state.prompts.tokenizer())
 }
 
-/// Waits for the whole answer. Dropping the future cancels the request.
-async fn collect(mut answer: Answer, prefix: String) -> Result<Whole, ApiError> {
-    let mut text = prefix;
-    let mut tokens = Vec::new();
-    loop {
-        let (shown, end) = match answer.step().await {
-            Step::Tokens(shown) => (shown, None),
-            Step::End { rest, tail, completion } => (rest, Some((tail, completion))),
-            Step::Failed(error) => {
-                answer.timer.failed(error.metric_label());
-                return Err(error);
-            }
-        };
-        for shown in &shown {
-            text.push_str(&shown.text);
-            tokens.push(Token::generated(shown));
-        }
-        if let Some((tail, completion)) = end {
-            text.push_str(&tail);
-            let durations = answer.timer.succeeded();
-            let prompt_logprobs = answer.prompt_logprobs.take().unwrap_or_default();
-            return Ok(Whole {
-                text,
-                tokens,
-                completion,
-                prompt: answer.prompt,
-                prompt_logprobs,
-                durations,
-            });
+/// The sequence with the highest mean log-probability of its tokens; among equals the first.
+fn best(collected: &[Collected]) -> usize {
+    let mean = |collected: &Collected| {
+        let all = collected.shown.iter();
+        let sum: f64 = all.map(|shown| f64::from(shown.token.sampled.logprob)).sum();
+        sum / collected.shown.len().max(1) as f64
+    };
+    let mut best = 0;
+    for (index, candidate) in collected.iter().enumerate() {
+        if mean(candidate) > mean(&collected[best]) {
+            best = index;
         }
     }
+    best
 }
 
 /// TGI's timing headers, in whole milliseconds.

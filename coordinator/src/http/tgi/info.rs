@@ -44,7 +44,7 @@ fn describe(state: &HttpState) -> Value {
         "model_device_type": device,
         "model_pipeline_tag": pipeline,
         "max_concurrent_requests": state.limits.max_concurrent_requests,
-        "max_best_of": 1,
+        "max_best_of": state.limits.max_best_of,
         "max_stop_sequences": state.limits.max_stop_strings,
         "max_input_length": state.lengths.input,
         "max_total_tokens": state.lengths.total(),

@@ -59,6 +59,8 @@ pub struct Rules {
     pub least_seed: u64,
     /// The seed of a request that brings none.
     pub fresh_seed: u64,
+    /// Most sequences to choose from.
+    pub max_best_of: usize,
     /// `top_k` of a sampled request that brings none.
     pub default_top_k: u32,
     /// Size of the vocabulary.
@@ -75,6 +77,7 @@ impl Rules {
             stops: state.tgi_stop_limits(),
             least_seed: state.least_seed(),
             fresh_seed,
+            max_best_of: state.limits.max_best_of,
             default_top_k: state.default_top_k(),
             vocab_size: state.model.text.vocab_size,
             strict: state.front.strict_mindie,
@@ -97,6 +100,8 @@ pub struct GenerateRequest {
     pub return_full_text: bool,
     /// Most tokens to generate.
     pub max_new_tokens: u32,
+    /// Sequences to choose the answer from.
+    pub best_of: u32,
     /// Keep only so many tokens at the end of the prompt.
     pub truncate: Option<usize>,
     /// How tokens are drawn.
@@ -127,6 +132,7 @@ pub fn parse(body: &[u8], rules: &Rules, media: &Policy) -> Result<GenerateReque
     }
     refuse_unbuilt(&parameters, rules.strict)?;
     let prompt_details = parameters.bool("decoder_input_details")?.unwrap_or(false);
+    let sampling = sampling_of(&parameters, rules)?;
     Ok(GenerateRequest {
         inputs,
         stream,
@@ -135,7 +141,8 @@ pub fn parse(body: &[u8], rules: &Rules, media: &Policy) -> Result<GenerateReque
         return_full_text: parameters.bool("return_full_text")?.unwrap_or(false),
         max_new_tokens: positive(&parameters, "max_new_tokens")?.unwrap_or(DEFAULT_MAX_NEW_TOKENS),
         truncate: positive(&parameters, "truncate")?.map(|tokens| tokens as usize),
-        sampling: sampling_of(&parameters, rules)?,
+        best_of: best_of(&parameters, rules.max_best_of, sampling.greedy)?,
+        sampling,
         stop: stop(&parameters, rules.stops)?,
     })
 }
@@ -214,9 +221,6 @@ fn refuse_unbuilt(fields: &Fields<'_>, strict: bool) -> Result<(), ApiError> {
     if fields.bool("watermark")?.unwrap_or(false) && !strict {
         return Err(ApiError::not_supported_yet("watermark"));
     }
-    if fields.int("best_of", 1, MAX_I31)?.unwrap_or(1) > 1 {
-        return Err(ApiError::not_supported_yet("best_of"));
-    }
     let expected = "a string of 1 to 256 letters, digits or any of . - _ /";
     let Some(adapter) = fields.string("adapter_id", expected)? else {
         return Ok(());
@@ -280,11 +284,35 @@ fn sampling_of(fields: &Fields<'_>, rules: &Rules) -> Result<SamplingParams, Fie
     Ok(sampling)
 }
 
-/// The message for a request that wants its prompt's details in a stream.
-pub fn refuse_prompt_details_in_stream(request: &GenerateRequest) -> Result<(), ApiError> {
-    if !request.prompt_details {
-        return Ok(());
+/// Each sequence has a seed of its own that is drawn: more than one needs sampling, and forbids a seed.
+fn best_of(fields: &Fields<'_>, most: usize, greedy: bool) -> Result<u32, FieldError> {
+    let most = i64::try_from(most).unwrap_or(i64::MAX);
+    let best_of = fields.int("best_of", 1, most)?;
+    let best_of = best_of.and_then(|count| u32::try_from(count).ok()).unwrap_or(1);
+    let refuse = |why: &str| {
+        let problem = format!("is {best_of}, but must be 1 {why}");
+        Err(FieldError::rule(fields.path("best_of"), problem))
+    };
+    match best_of {
+        1 => Ok(1),
+        _ if greedy => refuse("where tokens are not sampled (`do_sample`)"),
+        _ if fields.get("seed").is_some() => refuse("where `seed` is given"),
+        _ => Ok(best_of),
     }
-    let problem = "is true, but must be false or absent in a stream";
-    Err(FieldError::rule("parameters.decoder_input_details", problem).into())
+}
+
+/// What only a whole answer can have: the details of the prompt's tokens, and a choice among several sequences.
+///
+/// # Errors
+/// The request wants it.
+pub fn refuse_in_stream(request: &GenerateRequest) -> Result<(), ApiError> {
+    if request.prompt_details {
+        let problem = "is true, but must be false or absent in a stream";
+        return Err(FieldError::rule("parameters.decoder_input_details", problem).into());
+    }
+    if request.best_of > 1 {
+        let problem = format!("is {}, but must be 1 in a stream", request.best_of);
+        return Err(FieldError::rule("parameters.best_of", problem).into());
+    }
+    Ok(())
 }

@@ -3,6 +3,7 @@
 
 use super::answer::{StreamDetails, StreamEvent, Token, finish_reason};
 use crate::core::types::Completion;
+use crate::http::answer::PromptPart;
 use crate::http::error::{ApiError, ErrorKind, Family};
 use crate::http::shown::Shown;
 use crate::http::sse::{Dialect, EventBuffer};
@@ -49,13 +50,15 @@ impl TgiStream {
 }
 
 impl Dialect for TgiStream {
-    fn tokens(&mut self, shown: Vec<Shown>, events: &mut EventBuffer) {
+    fn prompt(&mut self, _number: usize, _prompt: &PromptPart, _events: &mut EventBuffer) {}
+
+    fn tokens(&mut self, _index: usize, shown: Vec<Shown>, events: &mut EventBuffer) {
         for shown in &shown {
             self.event(shown, None, events);
         }
     }
 
-    fn end(&mut self, rest: Vec<Shown>, _tail: &str, completion: &Completion, events: &mut EventBuffer) {
+    fn end(&mut self, _index: usize, rest: Vec<Shown>, _tail: &str, completion: &Completion, events: &mut EventBuffer) {
         let Some((last, before)) = rest.split_last() else {
             // A token that ends the answer is never shown before the end is known.
             let error = ApiError::new(ErrorKind::Incomplete, "the last token was sent before its time");
@@ -66,6 +69,8 @@ impl Dialect for TgiStream {
         }
         self.event(last, Some(completion), events);
     }
+
+    fn done(&mut self, _events: &mut EventBuffer) {}
 
     /// Whatever the cause, what failed is a generation that had begun. The clients of these paths read the word, and make
     /// of one that needs a status of its own (503, say) an error they know nothing about.

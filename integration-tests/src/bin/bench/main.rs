@@ -10,6 +10,7 @@ mod mixed;
 mod pin;
 mod report;
 mod roofline;
+mod stops;
 mod unit;
 mod yardstick;
 
@@ -32,6 +33,8 @@ enum What {
     Interfere(interfere::Args),
     /// Resident memory of a prefill and a decode node, as started and with the KV pool used.
     Memory(memory::Args),
+    /// What stop strings cost while tokens are generated.
+    Stops(stops::Args),
 }
 
 fn main() -> Result<()> {
@@ -39,5 +42,6 @@ fn main() -> Result<()> {
         What::Engine(args) => engine::run(&args),
         What::Interfere(args) => interfere::run(&args),
         What::Memory(args) => memory::run(&args),
+        What::Stops(args) => stops::run(&args),
     }
 }

@@ -5,12 +5,12 @@ use super::{Faults, REQUESTS, Simulation, Tally, ends};
 use crate::core::fixtures::EOS;
 use crate::core::types::{ClientEvent, Finish, ServeErrorKind, ServeRequest};
 
-/// Visible text and finish of an undisturbed run: text up to the end token or limit, cut at the first stop string.
-fn expected(request: &ServeRequest) -> (Vec<u32>, String, Finish) {
+/// Tokens, visible text and finish of a choice of an undisturbed run: text up to the end token or limit, cut at the first stop string.
+fn expected(request: &ServeRequest, choice: u32) -> (Vec<u32>, String, Finish) {
     let mut tokens = Vec::new();
     let mut text = String::new();
     for position in 0..request.stop.max_tokens {
-        let token = token(request.id, position);
+        let token = token(request.id, choice, position);
         tokens.push(token);
         if token == EOS {
             return (tokens, text, Finish::Eos);
@@ -55,20 +55,39 @@ fn check(seed: u64, faults: Faults) -> Tally {
 fn answered(request: &ServeRequest, events: &[ClientEvent], cancelled: bool, calm: bool, seed: u64) -> bool {
     let (end, before) = events.split_last().expect("an end");
     assert_eq!((ends(before), ends(events)), (0, 1), "seed {seed}: {events:?}");
-    let mut got = Vec::new();
-    let mut shown = String::new();
+    let mut got: Vec<Seen> = (0..request.choices).map(|_| Seen::default()).collect();
     for event in before {
-        if let ClientEvent::Token(token) = event {
-            got.push(token.sampled.token);
-            shown.push_str(&token.visible);
+        match event {
+            ClientEvent::Prefill { .. } => {}
+            ClientEvent::Token { choice, token } => {
+                let seen = &mut got[*choice as usize];
+                assert_eq!(seen.finish, None, "seed {seed}: a token behind the end");
+                seen.tokens.push(token.sampled.token);
+                seen.text.push_str(&token.visible);
+            }
+            ClientEvent::Ended { choice, completion } => {
+                let seen = &mut got[*choice as usize];
+                seen.text.push_str(&completion.tail);
+                let before = seen.finish.replace(completion.finish.clone());
+                assert_eq!(before, None, "seed {seed}: choice {choice} ends twice");
+            }
+            ClientEvent::Done | ClientEvent::Failed(_) => unreachable!("counted"),
         }
     }
-    let (tokens, text, finish) = expected(request);
-    assert!(tokens.starts_with(&got), "seed {seed}: {got:?} of {tokens:?}");
+    for (choice, seen) in (0..).zip(&got) {
+        let (tokens, text, finish) = expected(request, choice);
+        assert!(tokens.starts_with(&seen.tokens), "seed {seed}: {seen:?} of {tokens:?}");
+        if let Some(ended) = &seen.finish {
+            assert_eq!(
+                (&seen.tokens, &seen.text, ended),
+                (&tokens, &text, &finish),
+                "seed {seed}"
+            );
+        }
+    }
     match end {
-        ClientEvent::Done(end) => {
-            shown.push_str(&end.tail);
-            assert_eq!((got, shown, &end.finish), (tokens, text, &finish), "seed {seed}");
+        ClientEvent::Done => {
+            assert!(got.iter().all(|seen| seen.finish.is_some()), "seed {seed}: {events:?}");
             true
         }
         ClientEvent::Failed(error) => {
@@ -77,8 +96,18 @@ fn answered(request: &ServeRequest, events: &[ClientEvent], cancelled: bool, cal
             assert_ne!(error.kind, ServeErrorKind::Internal, "seed {seed}: {error:?}");
             false
         }
-        ClientEvent::Prefill { .. } | ClientEvent::Token(_) => unreachable!("it is an end"),
+        ClientEvent::Prefill { .. } | ClientEvent::Token { .. } | ClientEvent::Ended { .. } => {
+            unreachable!("it is an end")
+        }
     }
+}
+
+/// What came of a choice.
+#[derive(Debug, Default)]
+struct Seen {
+    tokens: Vec<u32>,
+    text: String,
+    finish: Option<Finish>,
 }
 
 fn check_all(seeds: std::ops::Range<u64>, faults: Faults) -> Tally {
@@ -99,6 +128,7 @@ fn without_faults_every_request_is_answered() {
     );
     assert_eq!(tally.answered, 40 * REQUESTS as usize);
     assert_eq!((tally.restarted, tally.moved), (0, 0), "{tally:?}");
+    assert!(tally.ended_alone > 10, "{tally:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A small cluster on a virtual clock: the real core, fake nodes, messages that take a random time, and faults: streams
 //! that break, nodes that die and come back before or after their loss is noticed, clients that leave.
 //!
-//! Whatever happens: every request ends exactly once; its tokens are those of an undisturbed run, in order; at the end
+//! Whatever happens: every request and each of its choices ends exactly once; its tokens are those of an undisturbed run, in order; at the end
 //! nothing is booked, and every node has all its blocks.
 
 mod check;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use protocol::control::{Job, JobEvent};
+use protocol::control::{Job, JobEvent, JobUpdate};
 use protocol::ids::{RequestId, Role, Ticket};
 
 use self::node::{Node, Out};
@@ -33,6 +33,11 @@ enum Event {
         link: LinkId,
         leg: LegId,
         job: Job,
+    },
+    Update {
+        link: LinkId,
+        leg: LegId,
+        update: JobUpdate,
     },
     Reset {
         link: LinkId,
@@ -106,6 +111,8 @@ struct Tally {
     restarted: usize,
     moved: usize,
     late: usize,
+    /// Choices that ended by a stop string before the others.
+    ended_alone: usize,
 }
 
 impl std::ops::AddAssign for Tally {
@@ -115,6 +122,7 @@ impl std::ops::AddAssign for Tally {
         self.restarted += more.restarted;
         self.moved += more.moved;
         self.late += more.late;
+        self.ended_alone += more.ended_alone;
     }
 }
 
@@ -183,8 +191,21 @@ impl Simulation {
         let (prompt, most) = (1 + self.below(40) as usize, 1 + self.below(12) as u32);
         let mut wanted = request(id, prompt, most);
         if self.below(3) == 0 {
-            wanted.stop_strings = vec!["ab".to_owned(), "ccd".to_owned()];
+            wanted.stop_strings = ["ab".to_owned(), "ccd".to_owned()].into();
             wanted.include_stop_str = self.below(2) == 0;
+        }
+        match self.below(6) {
+            0 => wanted.choices = 2 + self.below(3) as u32,
+            1 => {
+                wanted.choices = 1 + self.below(3) as u32;
+                wanted.beam_width = Some(wanted.choices);
+                wanted.stop_strings = [].into();
+            }
+            2 if self.below(4) == 0 => {
+                wanted.choices = 0;
+                wanted.stop.max_tokens = 1;
+            }
+            _ => {}
         }
         let at = self.millis(2000);
         self.after(at, Event::Submit(Box::new(wanted.clone())));
@@ -241,6 +262,11 @@ impl Simulation {
                 Action::StartJob { leg, link, job } => {
                     self.where_is.insert(leg, link);
                     self.send(leg, false, Event::Start { link, leg, job });
+                }
+                Action::UpdateJob { leg, update } => {
+                    self.tally.ended_alone += 1;
+                    let link = self.where_is[&leg];
+                    self.send(leg, false, Event::Update { link, leg, update });
                 }
                 Action::ResetJob { leg } => {
                     let link = self.where_is[&leg];
@@ -318,6 +344,11 @@ impl Simulation {
                     self.said(link, out);
                 }
             }
+            Event::Update { link, leg, update } => {
+                if let Some(node) = self.at(link) {
+                    node.update(leg, update);
+                }
+            }
             Event::Reset { link, leg } => {
                 if let Some(node) = self.at(link) {
                     node.reset(leg);
@@ -372,7 +403,7 @@ impl Simulation {
         let id = request.id;
         let matcher = StopMatcher::new(&request.stop_strings, request.include_stop_str);
         let mut actions = Vec::new();
-        let admitted = self.cluster.submit(self.now, request, matcher, &mut actions);
+        let admitted = self.cluster.submit(self.now, vec![(request, matcher)], &mut actions);
         self.carry_out(actions);
         if let Err(error) = admitted {
             self.seen.entry(id).or_default().push(ClientEvent::Failed(error));
@@ -461,8 +492,5 @@ impl Simulation {
 }
 
 fn ends(events: &[ClientEvent]) -> usize {
-    events
-        .iter()
-        .filter(|e| matches!(e, ClientEvent::Done(_) | ClientEvent::Failed(_)))
-        .count()
+    events.iter().filter(|event| event.is_last()).count()
 }

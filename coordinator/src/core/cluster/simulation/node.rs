@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use protocol::control::{
-    DecodeJob, HandoffStats, HandoffTarget, Job, JobEvent, KvSource, LoadReport, PrefillJob, PromptComputed, StepTiming,
+    Beam, ChoiceStart, DecodeJob, HandoffStats, HandoffTarget, Job, JobEvent, JobUpdate, KvSource, LoadReport,
+    PrefillJob, PromptComputed, StepTiming,
 };
 use protocol::ids::{RequestId, Ticket};
 use protocol::sampling::{SampledToken, StopRules};
@@ -12,9 +13,9 @@ use super::super::is_last;
 use crate::core::fixtures::{BLOCK_TOKENS, EOS, sampled};
 use crate::core::nodes::LegId;
 
-/// The token at a position is a function of the request alone, as with a real model.
-pub(super) fn token(request: RequestId, position: u32) -> u32 {
-    let mut x = (request.0 as u64) << 32 | u64::from(position);
+/// The token of a choice at a position is a function of the request alone, as with a real model.
+pub(super) fn token(request: RequestId, choice: u32, position: u32) -> u32 {
+    let mut x = (request.0 as u64) << 32 | u64::from(choice) << 24 | u64::from(position);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     match x >> 58 {
@@ -23,12 +24,32 @@ pub(super) fn token(request: RequestId, position: u32) -> u32 {
     }
 }
 
-fn sampled_token(request: RequestId, position: u32) -> SampledToken {
-    sampled(position, token(request, position))
+fn sampled_token(request: RequestId, choice: u32, position: u32) -> SampledToken {
+    sampled(position, token(request, choice, position))
 }
 
 fn blocks_for(tokens: usize) -> u32 {
     tokens.div_ceil(BLOCK_TOKENS as usize) as u32
+}
+
+/// Blocks of sequences with so many tokens each that share the full blocks of a prompt.
+fn shared_blocks_for(prompt: usize, sequences: impl Iterator<Item = usize>) -> u32 {
+    let shared = (prompt / BLOCK_TOKENS as usize) as u32;
+    shared + sequences.map(|tokens| blocks_for(tokens) - shared).sum::<u32>()
+}
+
+/// The hypothesis that is a choice's tokens.
+fn beam(request: RequestId, choice: u32, stop: &StopRules) -> Beam {
+    let mut tokens = Vec::new();
+    for position in 0.. {
+        let token = sampled_token(request, choice, position);
+        let finish = stop.finish(token.token, position + 1);
+        tokens.push((token, StepTiming::default()));
+        if finish.is_some() {
+            break;
+        }
+    }
+    Beam { tokens, score: 0.0 }
 }
 
 enum Work {
@@ -38,12 +59,11 @@ enum Work {
     Committing,
     /// Waits for a commit.
     Reserved { job: Box<DecodeJob>, ticket: Ticket },
-    /// Generates; `next` is the next position. `steps` to go before that.
+    /// Generates. `steps` to go before that.
     Decode {
-        request: RequestId,
-        stop: StopRules,
-        prompt: usize,
-        next: u32,
+        job: Box<DecodeJob>,
+        /// The open choices, and the next position of each.
+        open: Vec<(u32, u32)>,
         steps: u32,
     },
 }
@@ -118,8 +138,10 @@ impl Node {
             }
             Job::Decode(job) => {
                 let prompt = job.token_ids.len();
-                let generated = job.choices.first().map_or(0, |start| start.generated.len());
-                let blocks = blocks_for(prompt + generated + 1);
+                let generated: usize = job.choices.iter().map(|start| start.generated.len()).sum();
+                let tokens = |start: &ChoiceStart| prompt + start.generated.len() + 1;
+                let beams = (0..job.beam_width.unwrap_or(0)).map(|_| prompt + 1);
+                let blocks = shared_blocks_for(prompt, job.choices.iter().map(tokens).chain(beams));
                 let work = match job.source {
                     KvSource::Handoff => {
                         self.tickets += 1;
@@ -128,13 +150,7 @@ impl Node {
                             ticket: Ticket(self.tickets),
                         }
                     }
-                    KvSource::Compute => Work::Decode {
-                        request: job.request,
-                        next: generated as u32,
-                        steps: 1 + (prompt + generated) as u32 / 16,
-                        stop: job.stop,
-                        prompt,
-                    },
+                    KvSource::Compute => decode(Box::new(job), 1 + (prompt + generated) as u32 / 16, false),
                 };
                 let ticket = if let Work::Reserved { ticket, .. } = &work {
                     Some(*ticket)
@@ -172,6 +188,19 @@ impl Node {
         }
     }
 
+    /// The coordinator says something about a job.
+    pub(super) fn update(&mut self, leg: LegId, update: JobUpdate) {
+        let JobUpdate::EndChoice { choice } = update;
+        if let Some(held) = self.legs.get_mut(&leg) {
+            match &mut held.work {
+                Work::Decode { open, .. } => open.retain(|(of, _)| *of != choice),
+                // Its first token comes with the commit, and ends it.
+                Work::Reserved { job, .. } => job.choices.retain(|start| start.choice != choice),
+                Work::Prefill { .. } | Work::Committing => {}
+            }
+        }
+    }
+
     /// A commit arrives; true if it is accepted.
     pub(super) fn commit(&mut self, ticket: Ticket, out: &mut Vec<Out>) -> bool {
         let of = |held: &Held| matches!(&held.work, Work::Reserved { ticket: t, .. } if *t == ticket);
@@ -181,14 +210,7 @@ impl Node {
         let Work::Reserved { job, .. } = &held.work else {
             return false;
         };
-        let (request, stop, prompt) = (job.request, job.stop.clone(), job.token_ids.len());
-        held.work = Work::Decode {
-            request,
-            stop,
-            prompt,
-            next: 1,
-            steps: 1,
-        };
+        held.work = decode(job.clone(), 1, true);
         out.push(Out::Event(*leg, JobEvent::Committed));
         true
     }
@@ -232,10 +254,14 @@ impl Node {
             Work::Committing | Work::Reserved { .. } => {}
             Work::Prefill { steps, .. } if *steps > 0 => *steps -= 1,
             Work::Prefill { job, .. } => {
-                let token = sampled_token(job.request, 0);
-                let finish = job.stop.finish(token.token, 1);
+                let first = |choice| sampled_token(job.request, choice, 0);
+                let tokens: Vec<SampledToken> = (0..job.choices).map(first).collect();
+                let ends = |token: &SampledToken| job.stop.finish(token.token, 1).is_some();
+                // Without choices the prompt was all, unless a search follows.
+                let all = tokens.iter().all(ends) && !(tokens.is_empty() && job.handoff.is_some());
+                let finish = all.then_some(());
                 let first = PromptComputed {
-                    tokens: vec![token],
+                    tokens,
                     step: StepTiming::default(),
                     cached_tokens: 0,
                     prompt_logprobs: None,
@@ -253,39 +279,54 @@ impl Node {
                     (None, None) => panic!("a prefill job without a target that does not end with its first token"),
                 }
             }
-            Work::Decode {
-                request,
-                stop,
-                prompt,
-                next,
-                steps,
-            } => {
-                let needed = blocks_for(*prompt + *next as usize + 1);
-                if needed.saturating_sub(held.blocks) > self.free {
+            Work::Decode { job, open, steps } => {
+                let prompt = job.token_ids.len();
+                let beams = (0..job.beam_width.unwrap_or(0)).map(|_| prompt + 1);
+                let choices = open.iter().map(|(_, next)| prompt + *next as usize + 1);
+                let needed = shared_blocks_for(prompt, choices.chain(beams));
+                if needed > self.free + held.blocks {
                     self.free += std::mem::take(&mut held.blocks);
                     return;
                 }
-                self.free -= needed.saturating_sub(held.blocks);
-                held.blocks = held.blocks.max(needed);
+                self.free = self.free + held.blocks - needed;
+                held.blocks = needed;
                 if *steps > 0 {
                     *steps -= 1;
                     return;
                 }
-                let token = sampled_token(*request, *next);
-                *next += 1;
-                let finish = stop.finish(token.token, *next);
-                out.push(Out::Event(
-                    leg,
-                    JobEvent::Token {
-                        choice: 0,
+                if let Some(width) = job.beam_width {
+                    let beams = (0..width).map(|choice| beam(job.request, choice, &job.stop));
+                    out.push(Out::Event(leg, JobEvent::Beams(beams.collect())));
+                    return;
+                }
+                open.retain_mut(|(choice, next)| {
+                    let token = sampled_token(job.request, *choice, *next);
+                    *next += 1;
+                    let finish = job.stop.finish(token.token, *next);
+                    let event = JobEvent::Token {
+                        choice: *choice,
                         token,
                         step: StepTiming::default(),
-                    },
-                ));
-                if finish.is_some() {
+                    };
+                    out.push(Out::Event(leg, event));
+                    finish.is_none()
+                });
+                if open.is_empty() {
                     out.push(Out::Event(leg, JobEvent::Finished));
                 }
             }
         }
     }
+}
+
+/// The loop of a job. `handed_over`: the first tokens came with the commit.
+fn decode(job: Box<DecodeJob>, steps: u32, handed_over: bool) -> Work {
+    let next = |start: &ChoiceStart| start.generated.len() as u32 + u32::from(handed_over);
+    let ended = |choice: u32, next: u32| {
+        next.checked_sub(1)
+            .is_some_and(|last| job.stop.finish(token(job.request, choice, last), next).is_some())
+    };
+    let starts = job.choices.iter().map(|start| (start.choice, next(start)));
+    let open = starts.filter(|&(choice, next)| !ended(choice, next)).collect();
+    Work::Decode { job, open, steps }
 }

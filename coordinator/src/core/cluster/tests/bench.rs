@@ -217,7 +217,20 @@ impl Bench {
     pub(super) fn try_submit(&mut self, request: ServeRequest) -> Result<(), ServeError> {
         let matcher = StopMatcher::new(&request.stop_strings, request.include_stop_str);
         let mut actions = Vec::new();
-        let admitted = self.cluster.submit(self.now, request, matcher, &mut actions);
+        let admitted = self.cluster.submit(self.now, vec![(request, matcher)], &mut actions);
+        self.collect(&actions);
+        admitted
+    }
+
+    /// Submits several requests as one call.
+    pub(super) fn submit_call(&mut self, requests: Vec<ServeRequest>) -> Result<(), ServeError> {
+        let with_matcher = |request: ServeRequest| {
+            let matcher = StopMatcher::new(&request.stop_strings, request.include_stop_str);
+            (request, matcher)
+        };
+        let mut actions = Vec::new();
+        let call = requests.into_iter().map(with_matcher).collect();
+        let admitted = self.cluster.submit(self.now, call, &mut actions);
         self.collect(&actions);
         admitted
     }
@@ -259,6 +272,9 @@ impl Bench {
                         "nothing follows the end"
                     );
                 }
+                Action::UpdateJob { leg, .. } => {
+                    assert!(self.open.contains_key(leg), "an update of a job that is over")
+                }
                 Action::Welcome { .. }
                 | Action::Refuse { .. }
                 | Action::Close { .. }
@@ -290,8 +306,13 @@ impl Bench {
     }
 
     pub(super) fn first_token(&mut self, leg: LegId, token: u32) -> Vec<Action> {
+        self.first_tokens(leg, &[token])
+    }
+
+    /// The prompt is computed; the first token of each choice.
+    pub(super) fn first_tokens(&mut self, leg: LegId, tokens: &[u32]) -> Vec<Action> {
         let first = PromptComputed {
-            tokens: vec![sampled(0, token)],
+            tokens: tokens.iter().map(|token| sampled(0, *token)).collect(),
             step: StepTiming::default(),
             cached_tokens: 2,
             prompt_logprobs: None,
@@ -300,10 +321,14 @@ impl Bench {
     }
 
     pub(super) fn token(&mut self, leg: LegId, position: u32, token: u32) -> Vec<Action> {
+        self.token_of(leg, 0, position, token)
+    }
+
+    pub(super) fn token_of(&mut self, leg: LegId, choice: u32, position: u32, token: u32) -> Vec<Action> {
         self.event(
             leg,
             JobEvent::Token {
-                choice: 0,
+                choice,
                 token: sampled(position, token),
                 step: StepTiming::default(),
             },
@@ -363,29 +388,46 @@ impl Bench {
     }
 
     pub(super) fn ends(&self, request: u128) -> usize {
-        self.events(request)
-            .iter()
-            .filter(|e| matches!(e, ClientEvent::Done(_) | ClientEvent::Failed(_)))
-            .count()
+        self.events(request).iter().filter(|event| event.is_last()).count()
     }
 
     pub(super) fn text(&self, request: u128) -> String {
+        self.text_of(request, 0)
+    }
+
+    pub(super) fn text_of(&self, request: u128, wanted: u32) -> String {
         let mut text = String::new();
         for event in self.events(request) {
             match event {
-                ClientEvent::Token(token) => text.push_str(&token.visible),
-                ClientEvent::Done(end) => text.push_str(&end.tail),
-                ClientEvent::Prefill { .. } | ClientEvent::Failed(_) => {}
+                ClientEvent::Token { choice, token } if *choice == wanted => text.push_str(&token.visible),
+                ClientEvent::Ended { choice, completion } if *choice == wanted => text.push_str(&completion.tail),
+                ClientEvent::Prefill { .. }
+                | ClientEvent::Token { .. }
+                | ClientEvent::Ended { .. }
+                | ClientEvent::Done
+                | ClientEvent::Failed(_) => {}
             }
         }
         text
     }
 
+    /// How the only choice of a request that is done has ended.
     pub(super) fn completion(&self, request: u128) -> Completion {
-        match self.events(request).last() {
-            Some(ClientEvent::Done(end)) => end.clone(),
+        match self.events(request) {
+            [.., ClientEvent::Ended { choice: 0, completion }, ClientEvent::Done] => completion.clone(),
             other => panic!("not done: {other:?}"),
         }
+    }
+
+    /// How each choice has ended, in the order of the ends.
+    pub(super) fn completions(&self, request: u128) -> Vec<(u32, Completion)> {
+        let ended = |event: &ClientEvent| match event {
+            ClientEvent::Ended { choice, completion } => Some((*choice, completion.clone())),
+            ClientEvent::Prefill { .. } | ClientEvent::Token { .. } | ClientEvent::Done | ClientEvent::Failed(_) => {
+                None
+            }
+        };
+        self.events(request).iter().filter_map(ended).collect()
     }
 
     pub(super) fn failure(&self, request: u128) -> ServeErrorKind {

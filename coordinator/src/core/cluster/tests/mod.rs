@@ -1,6 +1,7 @@
 //! The cluster by script: every state, and in every state a cancel, a loss, a deadline.
 
 mod bench;
+mod choices;
 mod joining;
 mod states;
 
@@ -79,7 +80,7 @@ fn a_first_token_that_ends_the_request_resets_the_reservation_at_once() {
         let mut bench = Bench::with_nodes();
         let mut wanted = request(1, 6, 8);
         wanted.stop.stop_token_ids = vec![46];
-        wanted.stop_strings = vec!["B".to_owned()];
+        wanted.stop_strings = ["B".to_owned()].into();
         bench.submit(wanted);
         let decode = bench.started("d0");
         bench.granted(decode, 3);

@@ -29,7 +29,7 @@ fn complete(bench: &mut Bench) {
                 let tokens = bench
                     .events(1)
                     .iter()
-                    .filter(|e| matches!(e, crate::core::types::ClientEvent::Token(_)));
+                    .filter(|e| matches!(e, crate::core::types::ClientEvent::Token { .. }));
                 let next = tokens.count() as u32;
                 bench.token(leg, next, 65 + next);
             }

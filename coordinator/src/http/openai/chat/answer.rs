@@ -27,7 +27,7 @@ pub struct ChatReply<'a, C> {
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ChatChoice {
     /// Its place, from 0 on.
-    pub index: u32,
+    pub index: usize,
     /// What the assistant says.
     pub message: Message,
     /// Null unless asked for.
@@ -95,7 +95,7 @@ pub struct ToolCall {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ChunkChoice {
     /// The answer's place, from 0 on.
-    pub index: u32,
+    pub index: usize,
     /// What is added.
     pub delta: Delta,
     /// Of the tokens of this chunk; null unless asked for.

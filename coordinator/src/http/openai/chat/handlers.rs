@@ -9,13 +9,15 @@ use actix_web::{HttpRequest, HttpResponse};
 use super::answer::{ChatChoice, ChatReply, Message};
 use super::logprobs::{ChatLogprobs, ChatLogprobsWriter};
 use super::request::parse;
-use super::stream::ChatStream;
+use super::stream::{ChatStream, ChoiceWords, PromptWords};
 use super::voice::Voice;
+use crate::http::answer::{Answer, Collected};
 use crate::http::error::{ApiError, Family};
 use crate::http::openai::answer::{Counter, Head, StopReason, UsageField};
+use crate::http::openai::choices::Choices;
 use crate::http::openai::handlers::unknown_model;
 use crate::http::openai::request::{Rules, StreamUsage};
-use crate::http::serve::{Answer, Draft, Step};
+use crate::http::serve::Draft;
 use crate::http::state::HttpState;
 use crate::metrics::RequestTimer;
 
@@ -38,11 +40,13 @@ pub async fn chat_completions(request: HttpRequest, payload: Payload, state: Dat
 /// A checked request and what its answer needs of it.
 struct Checked {
     draft: Draft,
+    choices: Choices,
     head: Head,
     stream: Option<StreamUsage>,
     logprobs: Option<ChatLogprobsWriter>,
     token_ids: bool,
-    voice: Voice,
+    /// One for each choice that is drawn.
+    voices: Vec<Voice>,
 }
 
 async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Result<Checked, ApiError> {
@@ -71,102 +75,120 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
     let draft = Draft {
         id,
         prompt_field: "messages",
-        tokens,
+        tokens: tokens.into(),
         body_bytes: body.bytes.len(),
+        choices: parsed.choices.drawn,
+        beam: parsed.choices.beam,
         sampling: shared.sampling,
         max_tokens: parsed.max_tokens,
-        stop_strings: shared.stop,
+        stop_strings: shared.stop.into(),
         stop_token_ids: shared.stop_token_ids,
         ignore_eos: shared.ignore_eos,
         include_stop_str: shared.include_stop_str,
         skip_special_tokens: shared.skip_special_tokens,
         prompt_logprobs: None,
     };
-    let voice = Voice::new(&id.to_string(), parsed.tools.as_ref(), facts.format);
+    let voice = |choice: u32| {
+        let name = if choice == 0 {
+            id.to_string()
+        } else {
+            format!("{id}_{choice}")
+        };
+        Voice::new(&name, parsed.tools.as_ref(), facts.format)
+    };
+    let voices = (0..parsed.choices.drawn).map(voice).collect();
     let writer = |count| ChatLogprobsWriter::new(state.prompts.tokenizer().clone(), count);
     Ok(Checked {
         draft,
+        choices: parsed.choices,
         head,
         stream: parsed.stream,
         logprobs: parsed.logprobs.map(writer),
         token_ids: parsed.return_token_ids,
-        voice,
+        voices,
     })
 }
 
 async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Result<HttpResponse, ApiError> {
-    let Checked {
-        draft,
-        head,
-        stream,
-        logprobs,
-        token_ids,
-        voice,
-    } = checked;
-    let answer = state.begin(draft, timer).await?;
-    let counter = Counter::new(answer.prompt.len(), answer.cached_tokens).with_timings(state.front.usage_timings);
-    let prompt_token_ids = token_ids.then(|| answer.prompt.to_vec());
-    if let Some(usage) = stream {
-        let words = ChatStream {
-            head,
-            usage,
-            counter,
-            logprobs,
-            token_ids,
-            prompt_token_ids,
-            begun: false,
-            voice,
+    let answer = state.begin(vec![checked.draft], timer).await?;
+    let Some(usage) = checked.stream else {
+        let words = WholeWords {
+            choices: checked.choices,
+            voices: checked.voices,
+            logprobs: checked.logprobs,
+            token_ids: checked.token_ids,
+            timings: state.front.usage_timings,
         };
-        let response = HttpResponse::build(StatusCode::OK);
-        return Ok(crate::http::sse::respond(response, answer, words, state.silence()));
-    }
-    let (choice, usage) = collect(answer, counter, voice, logprobs.as_ref(), token_ids).await?;
-    Ok(HttpResponse::Ok().json(ChatReply {
-        head: &head,
-        choices: vec![choice],
+        return words.collect(answer, &checked.head).await;
+    };
+    let words = ChatStream {
+        head: checked.head,
         usage,
-        prompt_token_ids,
-    }))
+        counter: Counter::new(checked.voices.len(), state.front.usage_timings),
+        logprobs: checked.logprobs,
+        token_ids: checked.token_ids,
+        prompt: PromptWords::default(),
+        choices: checked.voices.into_iter().map(ChoiceWords::new).collect(),
+    };
+    let response = HttpResponse::build(StatusCode::OK);
+    Ok(crate::http::sse::respond(response, answer, words, state.silence()))
 }
 
-/// Waits for the whole answer. Dropping the future cancels the request.
-async fn collect(
-    mut answer: Answer,
-    mut counter: Counter,
-    mut voice: Voice,
-    writer: Option<&ChatLogprobsWriter>,
+/// What a whole answer is to say.
+struct WholeWords {
+    choices: Choices,
+    voices: Vec<Voice>,
+    logprobs: Option<ChatLogprobsWriter>,
     token_ids: bool,
-) -> Result<(ChatChoice, UsageField), ApiError> {
-    let mut message = Message::default();
-    let mut content = Vec::new();
-    let mut ids = Vec::new();
-    loop {
-        let (shown, end) = match answer.step().await {
-            Step::Tokens(shown) => (shown, None),
-            Step::End { rest, tail, completion } => (rest, Some((tail, completion))),
-            Step::Failed(error) => {
-                answer.timer.failed(error.metric_label());
-                return Err(error);
-            }
-        };
-        for shown in &shown {
-            voice.say(shown, &mut message);
-            ids.push(shown.token.sampled.token);
-            counter.add(shown.token.step);
-            content.extend(writer.map(|writer| writer.entry(shown)));
+    timings: bool,
+}
+
+impl WholeWords {
+    /// Waits for the whole answer. Dropping the future cancels the request.
+    async fn collect(self, mut answer: Answer, head: &Head) -> Result<HttpResponse, ApiError> {
+        let mut drawn = answer.collect().await?;
+        self.choices.arrange(&mut drawn);
+        let mut counter = Counter::new(drawn.len(), self.timings);
+        for prompt in &answer.prompts {
+            counter.add_prompt(prompt.tokens.len(), prompt.cached_tokens);
         }
-        if let Some((tail, completion)) = end {
-            voice.end(&tail, &mut message);
-            answer.timer.succeeded();
-            let choice = ChatChoice {
-                index: 0,
-                message: message.whole(),
-                logprobs: writer.map(|_| ChatLogprobs { content }),
-                finish_reason: voice.finish_reason(&completion),
-                stop_reason: StopReason::of(&completion),
-                token_ids: token_ids.then_some(ids),
-            };
-            return Ok((choice, UsageField::Counts(counter.total())));
+        for (index, choice) in drawn.iter().enumerate() {
+            choice
+                .shown
+                .iter()
+                .for_each(|shown| counter.add(index, shown.token.step));
+        }
+        let voices = self.voices.iter().cloned();
+        let choices = drawn.into_iter().zip(voices).enumerate();
+        let choices = choices.map(|(index, (choice, voice))| self.choice(index, choice, voice));
+        let prompt = answer.prompts.first().filter(|_| self.token_ids);
+        let reply = ChatReply {
+            head,
+            choices: choices.collect(),
+            usage: UsageField::Counts(counter.total()),
+            prompt_token_ids: prompt.map(|prompt| prompt.tokens.to_vec()),
+        };
+        answer.timer.succeeded();
+        Ok(HttpResponse::Ok().json(reply))
+    }
+
+    fn choice(&self, index: usize, choice: Collected, mut voice: Voice) -> ChatChoice {
+        let mut message = Message::default();
+        for shown in &choice.shown {
+            voice.say(shown, &mut message);
+        }
+        voice.end(&choice.tail, &mut message);
+        let content = |writer: &ChatLogprobsWriter| ChatLogprobs {
+            content: choice.shown.iter().map(|shown| writer.entry(shown)).collect(),
+        };
+        let ids = || choice.shown.iter().map(|shown| shown.token.sampled.token).collect();
+        ChatChoice {
+            index,
+            message: message.whole(),
+            logprobs: self.logprobs.as_ref().map(content),
+            finish_reason: voice.finish_reason(&choice.completion),
+            stop_reason: StopReason::of(&choice.completion),
+            token_ids: self.token_ids.then(ids),
         }
     }
 }

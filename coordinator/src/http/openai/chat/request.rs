@@ -8,21 +8,26 @@ use crate::http::json::fields::{FieldError, Fields, quoted};
 use crate::http::json::raw::{Kind, Raw};
 use crate::http::json::scan;
 use crate::http::mindie;
+use crate::http::openai::choices::{Choices, read_n};
 use crate::http::openai::request::{Rules, StreamUsage, model, positive, stream};
 use crate::http::openai::shared::{self, Shared};
-use crate::http::openai::unbuilt;
 use crate::media::policy::Policy;
 
 /// Most alternatives reported for a token.
 const MAX_TOP_LOGPROBS: i64 = 20;
 
+/// Most of a completion's `best_of`.
+const MAX_BEST_OF: i64 = 128;
+
 /// Fields that only chats have.
 const OWN: &[&str] = &[
     "add_generation_prompt",
+    "best_of",
     "chat_template",
     "chat_template_kwargs",
     "continue_final_message",
     "documents",
+    "echo",
     "function_call",
     "functions",
     "logprobs",
@@ -31,19 +36,16 @@ const OWN: &[&str] = &[
     "messages",
     "modalities",
     "model",
+    "n",
     "parallel_tool_calls",
+    "prompt_logprobs",
     "return_token_ids",
     "stream",
     "stream_options",
+    "suffix",
     "tool_choice",
     "tools",
     "top_logprobs",
-    // Those of `unbuilt`.
-    "best_of",
-    "echo",
-    "n",
-    "prompt_logprobs",
-    "suffix",
     "use_beam_search",
 ];
 /// What the body of a chat may have.
@@ -58,6 +60,8 @@ pub struct ChatRequest {
     pub conversation: Conversation,
     /// The functions that the model may call, if there are any.
     pub tools: Option<Tools>,
+    /// How many answers.
+    pub choices: Choices,
     /// Most tokens to generate, if the client says.
     pub max_tokens: Option<u32>,
     /// How tokens are drawn, and what ends the answer.
@@ -101,7 +105,8 @@ pub fn parse(body: &[u8], rules: &Rules, facts: TemplateFacts, media: &Policy) -
     let mut shared = shared::read(&fields, &rules.shared)?;
     let logprobs = logprobs(&fields)?;
     shared.sampling.top_logprobs = logprobs;
-    unbuilt::refuse(&fields, shared.sampling.greedy, !shared.stop.is_empty())?;
+    let choices = Choices::plain(read_n(&fields, rules.choices, shared.sampling.greedy)?);
+    refuse_unbuilt(&fields)?;
     // The newer name wins; both are checked.
     let older = positive(&fields, "max_tokens")?;
     let max_tokens = positive(&fields, "max_completion_tokens")?.or(older);
@@ -109,12 +114,33 @@ pub fn parse(body: &[u8], rules: &Rules, facts: TemplateFacts, media: &Policy) -
         model,
         conversation,
         tools,
+        choices,
         max_tokens,
         shared,
         stream: stream(&fields)?,
         logprobs,
         return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
     })
+}
+
+/// Fields of completions that some send to chats, too: refused where they would change the answer.
+fn refuse_unbuilt(fields: &Fields<'_>) -> Result<(), ApiError> {
+    for name in ["echo", "use_beam_search"] {
+        if fields.bool(name)?.unwrap_or(false) {
+            return Err(ApiError::not_supported_yet(name));
+        }
+    }
+    if fields.int("best_of", 1, MAX_BEST_OF)?.unwrap_or(1) > 1 {
+        return Err(ApiError::not_supported_yet("best_of"));
+    }
+    let suffix = fields.string("suffix", "a string")?;
+    if suffix.is_some_and(|suffix| !suffix.is_empty()) {
+        return Err(ApiError::not_supported_yet("suffix"));
+    }
+    if fields.get("prompt_logprobs").is_some() {
+        return Err(ApiError::not_supported_yet("prompt_logprobs"));
+    }
+    Ok(())
 }
 
 /// `logprobs` asks for them, `top_logprobs` for alternatives.
