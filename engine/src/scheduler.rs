@@ -213,7 +213,7 @@ impl Scheduler {
             if budget.rows_for(next.pending(), next.num_computed) == 0 {
                 return;
             }
-            if self.awaits_kin(next) {
+            if self.waits_for_kin(next) {
                 at += 1;
                 continue;
             }
@@ -265,7 +265,7 @@ impl Scheduler {
 
     /// Whether somebody older of the batch is computing the beginning that `sequence` shares with it. Whoever it is
     /// advances before anybody younger does, or leaves the batch: no one waits for ever.
-    fn awaits_kin(&self, sequence: &Sequence) -> bool {
+    fn waits_for_kin(&self, sequence: &Sequence) -> bool {
         let Some(kin) = sequence.kin else { return false };
         let mut older = self.running.iter().take_while(|other| other.id < sequence.id);
         older.any(|other| other.kin.is_some_and(|other| other.family == kin.family)) && self.donor(sequence).is_none()

@@ -102,7 +102,7 @@ const CHANGES: &[Change] = &[
         let written = p.block_ids[p.sequences[1].blocks.start as usize + 1];
         p.copies.push(copy(512, written, 14));
     }),
-    ("is copied to block 502, which no sequence writes", |p| {
+    ("is copied to block 482, which no sequence writes", |p| {
         let read = p.block_ids[p.sequences[1].blocks.start as usize];
         p.copies.push(copy(300, read, 14));
     }),
