@@ -2,6 +2,7 @@
 //! docs/conformance.md, which also says what is not built yet.
 
 mod bad_requests;
+mod choices;
 mod completions;
 mod generate;
 mod sampling;
