@@ -54,6 +54,7 @@ pub(crate) fn check_together(config: &Config, layers: &Layers) -> Result<(), Con
 fn first_conflict(config: &Config, layers: &Layers) -> Option<Conflict> {
     let rules = engine_rules(config, layers)
         .into_iter()
+        .chain(model_rules(config))
         .chain(transfer_rules(config))
         .chain(link_rules(config));
     rules
@@ -133,6 +134,25 @@ fn engine_rules(config: &Config, layers: &Layers) -> [Rule; 9] {
             ("limits", "max_body_bytes"),
             ("limits", "max_queued_bytes"),
             "the queue must hold the largest body: max_queued_bytes is at least max_body_bytes",
+        ),
+    ]
+}
+
+fn model_rules(config: &Config) -> [Rule; 2] {
+    let model = &config.model;
+    let free = |taken: &dyn Fn(&str) -> bool| !model.named_adapters().any(|(name, _)| taken(name));
+    [
+        (
+            free(&|name| name == model.model_name),
+            ("model", "adapters"),
+            ("model", "model_name"),
+            "an adapter has another name than the model",
+        ),
+        (
+            free(&|name| model.model_aliases.iter().any(|alias| alias == name)),
+            ("model", "adapters"),
+            ("model", "model_aliases"),
+            "an adapter has another name than the model",
         ),
     ]
 }

@@ -71,6 +71,9 @@ pub enum Text {
     OptionalDialAddress,
     /// A node's name: up to 64 of `a-z A-Z 0-9 . _ -`, or empty.
     NodeName,
+    /// `name=path`: an adapter's name, of 1 to 256 letters, digits or any of `. - _ /` and not `None`, and where it is. No
+    /// two of a list have the same name.
+    Adapter,
     /// CPU cores: numbers and ranges with commas between them, or empty.
     Cores,
     /// A secret: at least 16 visible ASCII characters; never printed.

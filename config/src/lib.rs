@@ -7,6 +7,7 @@
 //! 4. Values that contradict each other are found when all are known.
 //! 5. A room receives its own section, never the whole.
 
+mod adapters;
 mod args;
 mod check;
 mod error;
@@ -20,6 +21,7 @@ mod value;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use adapters::adapter;
 pub use args::ConfigArgs;
 pub use error::{ConfigError, Origin, Setting};
 pub use field::{Field, Kind, Section, Text};

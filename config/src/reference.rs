@@ -80,6 +80,7 @@ fn rule_name(rule: Text) -> &'static str {
         Text::DialAddress => "host:port",
         Text::OptionalDialAddress => "host:port or empty",
         Text::NodeName => "name or empty",
+        Text::Adapter => "name=path",
         Text::Cores => "cores such as 0,2-3, or empty",
         Text::Secret => "secrets of 16 visible ASCII characters or more",
     }

@@ -30,6 +30,9 @@ section! {
         model_name: String = String::new(), Kind::Text(Text::Any);
         /// Further names under which clients may ask for the model.
         model_aliases: Vec<String> = Vec::new(), Kind::List { item: Text::NonEmpty, min_items: 0 };
+        /// Low-rank adapters of the model, each as name=path of a directory that PEFT has written; all processes list the
+        /// same ones. Clients ask for one by its name, as adapter_id or as the model.
+        adapters: Vec<String> = Vec::new(), Kind::List { item: Text::Adapter, min_items: 0 };
         /// How quantised weights are multiplied; the others are in float32 always. "quantised": as they are in the file, with
         /// activations rounded to int8 (of query, key, value and head to about 15 bits); "precise": all activations to about
         /// 15 bits, at up to twice the arithmetic; "float32": widened to float32.

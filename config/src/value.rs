@@ -87,6 +87,9 @@ fn text_rule(rule: Text) -> &'static str {
         Text::DialAddress => "host:port with a port from 1 to 65535, for example node-3.example:7600",
         Text::OptionalDialAddress => "host:port with a port from 1 to 65535, for example node-3.example:7600, or empty",
         Text::NodeName => "a name of up to 64 letters, digits, '.', '_' or '-', or empty",
+        Text::Adapter => {
+            "name=path, the name of 1 to 256 letters, digits or any of . - _ /, not \"None\", and in the list once"
+        }
         Text::Cores => "CPU cores such as 0,2-3, each once and below 1024, or empty",
         Text::Secret => "at least 16 visible ASCII characters, not the placeholder of a printed configuration",
     }
@@ -120,6 +123,14 @@ fn list(item: Text, min_items: usize, items: Vec<String>) -> Result<Value, Refus
     if let Some(bad) = items.iter().find(|text| !text_fits(item, text)) {
         return Err(refuse(format!("[.., {}, ..]", describe_text(kind, bad))));
     }
+    let name = |text: &String| crate::adapter(text).map(|(name, _)| name.to_owned());
+    let repeats =
+        |(i, text): &(usize, &String)| name(text).is_some() && items[..*i].iter().any(|b| name(b) == name(text));
+    if item == Text::Adapter
+        && let Some((_, twice)) = items.iter().enumerate().find(repeats)
+    {
+        return Err(refuse(format!("[.., {}, ..]", shown(twice))));
+    }
     if items.len() < min_items {
         return Err(refuse("[]".to_owned()));
     }
@@ -138,6 +149,7 @@ fn text_fits(rule: Text, text: &str) -> bool {
         Text::DialAddress => is_dial_address(text),
         Text::OptionalDialAddress => text.is_empty() || is_dial_address(text),
         Text::NodeName => text.len() <= 64 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)),
+        Text::Adapter => crate::adapter(text).is_some(),
         Text::Cores => crate::types::cores(text).is_some(),
         Text::Secret => text.len() >= 16 && text.bytes().all(|b| b.is_ascii_graphic()) && text != Secret::HIDDEN,
     }

@@ -339,3 +339,22 @@ fn the_media_variable_of_mindie_is_read() {
     );
     assert!(with(&[]).is_empty());
 }
+
+#[test]
+fn adapters_have_names_of_their_own() {
+    let config = try_load("[model]\nadapters = [\"a=/x\", \"org/b=y=z\"]\n", &[], &[]).unwrap();
+    let named: Vec<_> = config.model.named_adapters().collect();
+    assert_eq!(named, [("a", "/x"), ("org/b", "y=z")]);
+    let variable = try_load("", &[("BATON_MODEL__ADAPTERS", "a=/x, b=/y")], &[]).unwrap();
+    assert_eq!(variable.model.adapters, ["a=/x", "b=/y"]);
+    for wrong in ["a", "=x", "None=x", "a b=x", "a="] {
+        let line = refusal("", &[], &[&format!("model.adapters=[\"{wrong}\"]")]);
+        assert!(line.contains("model.adapters") && line.contains("name=path"), "{line}");
+    }
+    let line = refusal("", &[], &["model.adapters=a=/x,b=/y,a=/z"]);
+    assert!(line.contains("a=/z") && line.contains("once"), "{line}");
+    let line = refusal("", &[], &["model.adapters=a=/x", "model.model_name=a"]);
+    assert!(line.contains("another name than the model"), "{line}");
+    let line = refusal("", &[], &["model.adapters=a=/x", "model.model_aliases=b,a"]);
+    assert!(line.contains("model_aliases"), "{line}");
+}

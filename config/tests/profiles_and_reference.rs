@@ -146,6 +146,7 @@ fn other_value(kind: Kind, default: &toml::Value) -> String {
         Kind::Text(rule) | Kind::List { item: rule, .. } => match rule {
             Text::Any | Text::NonEmpty | Text::NodeName => "other",
             Text::Cores => "5",
+            Text::Adapter => "other=path",
             Text::BindAddress | Text::OptionalBindAddress => "[::1]:7999",
             Text::DialAddress | Text::OptionalDialAddress => "other.example:7999",
             Text::Secret => "0123456789abcdef",

@@ -162,6 +162,7 @@ fn new_driver(
     let identity = TextIdentity {
         tokenizer_hash: text.tokenizer_hash,
         vocab_size,
+        adapters: config.model.named_adapters().map(|(name, _)| name.to_owned()).collect(),
     };
     let front = &config.coordinator;
     let driver = DriverSettings {

@@ -3,7 +3,7 @@
 mod http_support;
 
 use http_support::client::post;
-use http_support::start;
+use http_support::{start, start_with};
 
 /// Field of `parameters`, values that are wrong.
 const WRONG: &[(&str, &[&str])] = &[
@@ -193,20 +193,38 @@ fn bodies_that_are_no_json_object_are_422() {
 #[test]
 fn what_is_not_built_is_refused_and_neutral_values_are_not() {
     let front = start();
-    for (field, value) in [("watermark", "true"), ("adapter_id", "\"a/b-1.0_x\"")] {
-        let answer = post(
-            front.address,
-            "/generate",
-            format!("{{\"inputs\":\"a\",\"parameters\":{{\"{field}\":{value}}}}}"),
-        );
-        assert_eq!(answer.status, 422);
-        assert_eq!(
-            answer.json()["error"],
-            format!("Input validation error: not supported yet: {field}")
-        );
-    }
+    let asked = "{\"inputs\":\"a\",\"parameters\":{\"watermark\":true}}";
+    let answer = post(front.address, "/generate", asked);
+    assert_eq!(answer.status, 422);
+    assert_eq!(
+        answer.json()["error"],
+        "Input validation error: not supported yet: watermark"
+    );
     let neutral = "{\"inputs\":\"a\",\"parameters\":{\"watermark\":false,\"best_of\":1,\"adapter_id\":\"None\"}}";
     assert_eq!(post(front.address, "/generate", neutral).status, 200);
+}
+
+#[test]
+fn an_adapter_is_none_or_one_of_those_that_are_served() {
+    let front = start_with(|config| config.model.adapters = vec!["a/b-1.0_x=/nowhere".to_owned()]);
+    let ask = |adapter: &str| {
+        let body = format!("{{\"inputs\":\"a\",\"parameters\":{{\"adapter_id\":{adapter}}}}}");
+        post(front.address, "/generate", body)
+    };
+    for (adapter, right) in [("\"a/b-1.0_x\"", Some("a/b-1.0_x")), ("\"None\"", None), ("null", None)] {
+        assert_eq!(ask(adapter).status, 200, "{adapter}");
+        assert_eq!(front.backend.last().adapter.as_deref(), right);
+    }
+    for name in ["a/b", "tiny", "none"] {
+        let answer = ask(&format!("\"{name}\""));
+        assert_eq!(answer.status, 422);
+        let message = answer.json()["error"].to_string();
+        assert!(
+            message.contains("parameters.adapter_id") && message.contains(name),
+            "{message}"
+        );
+        assert!(!message.contains("nowhere"), "{message}");
+    }
 }
 
 #[test]

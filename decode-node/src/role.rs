@@ -8,7 +8,7 @@ use kv_transfer::receiver::Receiver;
 use node_shell::engine_thread::SequenceEvent;
 use node_shell::handle::{ReservedBlocks, SequenceGroup, SequenceStream, SubmitError};
 use node_shell::job::{JobGone, JobStream, check_tokens};
-use node_shell::process::{NodeContext, NodeRole};
+use node_shell::process::{JobAdapter, NodeContext, NodeRole};
 use protocol::control::{ChoiceStart, DecodeJob, Job, JobErrorKind, JobEvent, JobUpdate, KvSource};
 use protocol::ids::Ticket;
 use protocol::sampling::SamplingParams;
@@ -45,19 +45,20 @@ impl DecodeRole {
     }
 
     async fn decode(&self, job: DecodeJob, stream: JobStream) -> Result<(), JobGone> {
-        if let Err(problem) = self.check(&job) {
-            return stream.fail(JobErrorKind::Invalid, problem).await;
-        }
+        let adapter = match self.check(&job) {
+            Ok(adapter) => adapter,
+            Err(problem) => return stream.fail(JobErrorKind::Invalid, problem).await,
+        };
         match job.source {
-            KvSource::Compute => self.compute(job, stream).await,
-            KvSource::Handoff => self.take_over(job, stream).await,
+            KvSource::Compute => self.compute(job, adapter, stream).await,
+            KvSource::Handoff => self.take_over(job, adapter, stream).await,
         }
     }
 
     /// Computes everything here.
-    async fn compute(&self, job: DecodeJob, stream: JobStream) -> Result<(), JobGone> {
+    async fn compute(&self, job: DecodeJob, adapter: JobAdapter, stream: JobStream) -> Result<(), JobGone> {
         if let Some(width) = job.beam_width {
-            let search = spec(&job, 0, job.token_ids.clone());
+            let search = spec(&job, adapter, 0, job.token_ids.clone());
             return match self.context.engine.add_beams(search, width as usize).await {
                 Ok(search) => answer_beams(search, stream).await,
                 Err(error) => refuse(error, stream).await,
@@ -65,7 +66,7 @@ impl DecodeRole {
         }
         let specs = job.choices.iter().map(|start| {
             let token_ids = [job.token_ids.as_slice(), &start.generated].concat();
-            spec(&job, start.choice, token_ids)
+            spec(&job, adapter, start.choice, token_ids)
         });
         match self.context.engine.add_choices(specs.collect()).await {
             Ok(sequences) => {
@@ -76,7 +77,8 @@ impl DecodeRole {
         }
     }
 
-    fn check(&self, job: &DecodeJob) -> Result<(), String> {
+    /// An error unless the job can be carried out; else the adapter it wants.
+    fn check(&self, job: &DecodeJob) -> Result<JobAdapter, String> {
         if job.token_ids.is_empty() {
             return Err("token_ids is empty; a prompt has at least one token".to_owned());
         }
@@ -101,7 +103,7 @@ impl DecodeRole {
                 job.stop.max_tokens
             ));
         }
-        Ok(())
+        self.context.adapter(job.adapter.as_deref())
     }
 
     fn check_choice(&self, job: &DecodeJob, index: usize, start: &ChoiceStart) -> Result<(), String> {
@@ -120,7 +122,7 @@ impl DecodeRole {
         Ok(())
     }
 
-    async fn take_over(&self, job: DecodeJob, mut stream: JobStream) -> Result<(), JobGone> {
+    async fn take_over(&self, job: DecodeJob, adapter: JobAdapter, mut stream: JobStream) -> Result<(), JobGone> {
         let deadline = self.context.clock.now() + Duration::from_millis(job.handoff_deadline_ms);
         let growth = job.stop.max_tokens as usize;
         let choices = job.beam_width.map_or(job.choices.len(), |width| width as usize);
@@ -162,7 +164,7 @@ impl DecodeRole {
                 return stream.fail(kind, problem).await;
             }
         };
-        self.run(job, *commit, reserved, stream).await
+        self.run((job, adapter), *commit, reserved, stream).await
     }
 
     fn admit(&self, job: &DecodeJob, reserved: &ReservedBlocks, deadline: Instant) -> Result<Pending, String> {
@@ -187,7 +189,7 @@ impl DecodeRole {
 
     async fn run(
         &self,
-        job: DecodeJob,
+        (job, adapter): (DecodeJob, JobAdapter),
         commit: PushCommit,
         reserved: ReservedBlocks,
         mut stream: JobStream,
@@ -209,7 +211,7 @@ impl DecodeRole {
         let prompt_len = job.token_ids.len();
         if let Some(width) = job.beam_width {
             // The candidates of the first position come from the prompt's last one, which is computed again.
-            let search = spec(&job, 0, job.token_ids.clone());
+            let search = spec(&job, adapter, 0, job.token_ids.clone());
             let committed = engine.commit_beams(reserved, search, prompt_len - 1, width as usize);
             return match committed.await {
                 Ok(search) => {
@@ -219,7 +221,7 @@ impl DecodeRole {
                 Err(error) => refuse(error, stream).await,
             };
         }
-        let (choices, specs): (Vec<u32>, Vec<SequenceSpec>) = self.started(&job, &commit).unzip();
+        let (choices, specs): (Vec<u32>, Vec<SequenceSpec>) = self.started(&job, adapter, &commit).unzip();
         if specs.is_empty() {
             drop(reserved);
             stream.send(&JobEvent::Committed).await?;
@@ -235,13 +237,18 @@ impl DecodeRole {
     }
 
     /// The choices that their first tokens do not end.
-    fn started(&self, job: &DecodeJob, commit: &PushCommit) -> impl Iterator<Item = (u32, SequenceSpec)> {
+    fn started(
+        &self,
+        job: &DecodeJob,
+        adapter: JobAdapter,
+        commit: &PushCommit,
+    ) -> impl Iterator<Item = (u32, SequenceSpec)> {
         let room = job.token_ids.len() + 1 < self.context.max_seq_len;
         let firsts = job.choices.iter().zip(&commit.first_tokens);
         let living = firsts.filter(move |(_, first)| room && job.stop.finish(**first, 1).is_none());
-        living.map(|(start, first)| {
+        living.map(move |(start, first)| {
             let token_ids = [job.token_ids.as_slice(), &[*first]].concat();
-            (start.choice, spec(job, start.choice, token_ids))
+            (start.choice, spec(job, adapter, start.choice, token_ids))
         })
     }
 }
@@ -265,7 +272,7 @@ impl NodeRole for DecodeRole {
 
 const NO_CHOICE: &str = "choices is empty: there is nothing to generate";
 
-fn spec(job: &DecodeJob, choice: u32, token_ids: Vec<u32>) -> SequenceSpec {
+fn spec(job: &DecodeJob, adapter: JobAdapter, choice: u32, token_ids: Vec<u32>) -> SequenceSpec {
     let sampling = SamplingParams {
         choice,
         ..job.sampling.clone()
@@ -278,7 +285,8 @@ fn spec(job: &DecodeJob, choice: u32, token_ids: Vec<u32>) -> SequenceSpec {
         prompt_logprobs: None,
         on_finish: OnFinish::Release,
         first_only: None,
-        cache_key: 0,
+        adapter: adapter.number,
+        cache_key: adapter.cache_key,
     }
 }
 

@@ -405,6 +405,7 @@ mod tests {
             owner: SequenceId(0),
             rows: span(0, 1),
             start_position: 4,
+            adapter: None,
             blocks: span(0, 2),
             sample: Some(sample),
             targets: Span::default(),

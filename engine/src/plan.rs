@@ -72,6 +72,8 @@ pub struct PlannedSequence {
     pub start_position: u32,
     /// Its block table, in `StepPlan::block_ids`: covers at least the positions `0..start_position + rows.len`.
     pub blocks: Span,
+    /// The model's adapter that is applied to its rows, by its number; `None`: the model as it is.
+    pub adapter: Option<u32>,
     /// What is taken from the last row's logits.
     pub sample: Option<SampleSpec>,
     /// For the first `targets.len` rows: report the log-probability of `StepPlan::targets[targets][i]` after row i.

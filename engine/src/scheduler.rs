@@ -408,6 +408,7 @@ fn emit(plan: &mut StepPlan, sequence: &Sequence, rows: usize, blocks: usize) {
         owner: sequence.owner,
         rows: row_span,
         start_position: start as u32,
+        adapter: sequence.adapter(),
         blocks: block_span,
         sample,
         targets,

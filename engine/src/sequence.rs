@@ -29,7 +29,9 @@ pub struct SequenceSpec {
     /// End once all tokens are computed, whatever `stop` says: so many choices (`sampling.choice` and those after it) then
     /// each draw their first token, maybe none. The event still tells what `stop` says.
     pub first_only: Option<u32>,
-    /// What the KV depends on beside the tokens: only sequences with the same key use each other's cached blocks. 0 where
+    /// The model's adapter that is applied, by its number; `None`: the model as it is.
+    pub adapter: Option<u32>,
+    /// What the KV depends on beside the tokens (the adapter's numbers): only sequences with the same key use each other's cached blocks. 0 where
     /// there is nothing.
     pub cache_key: u64,
 }
@@ -158,6 +160,10 @@ impl Sequence {
 
     pub(crate) fn token_ids(&self) -> &[u32] {
         &self.spec.token_ids
+    }
+
+    pub(crate) fn adapter(&self) -> Option<u32> {
+        self.spec.adapter
     }
 
     pub(crate) fn on_finish(&self) -> OnFinish {

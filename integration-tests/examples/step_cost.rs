@@ -68,6 +68,7 @@ fn measure(sequences: usize, context: usize, penalty: f32, prefix_cache: bool) -
             prompt_logprobs: None,
             on_finish: OnFinish::Release,
             first_only: None,
+            adapter: None,
             cache_key: 0,
         };
         engine.commit(reservation, spec, context)?;

@@ -4,6 +4,7 @@
 //! * [`cluster`]: a coordinator and its nodes as processes on loopback, with certificates of their own.
 //! * [`files`]: where binaries and models are.
 //! * [`changed`]: copies of the tiny checkpoint that differ in one thing.
+//! * [`peft`]: adapters for the tiny checkpoint.
 //! * [`client`]: requests and server-sent events.
 //! * [`wire`]: a client that sends whatever bytes a test wants.
 //! * [`ports`]: ports for servers that will be started in a moment.
@@ -25,6 +26,7 @@ pub mod cpu_time;
 pub mod exact;
 pub mod files;
 pub mod load;
+pub mod peft;
 pub mod ports;
 pub mod python;
 pub mod random;

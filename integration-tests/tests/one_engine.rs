@@ -138,6 +138,7 @@ impl One {
                 prompt_logprobs: case.prompt_logprobs,
                 on_finish: OnFinish::Release,
                 first_only: None,
+                adapter: None,
                 cache_key: 0,
             })?);
         }

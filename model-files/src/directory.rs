@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::error::ModelFilesError;
 
 /// Largest small JSON file (`config.json` and friends) that is read.
-const MAX_CONFIG_BYTES: u64 = 16 << 20;
+pub(crate) const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// Largest `tokenizer.json` or weight index that is read (the largest known ones are about 35 MB).
 const MAX_LARGE_JSON_BYTES: u64 = 512 << 20;
 
@@ -185,7 +185,7 @@ pub(crate) fn parse_json(path: &Path, text: &str) -> Result<Value, ModelFilesErr
     })
 }
 
-fn read_json(path: &Path, limit: u64) -> Result<Value, ModelFilesError> {
+pub(crate) fn read_json(path: &Path, limit: u64) -> Result<Value, ModelFilesError> {
     parse_json(path, &read_limited(path, limit)?)
 }
 

@@ -4,9 +4,11 @@
 //!
 //! * [`ModelFiles::open`] finds out which of the two forms a path is and checks it.
 //! * [`gguf`]: bounded GGUF reader over a memory map; [`directory`]: Hugging Face layout; [`map`]: safe memory map.
+//! * [`adapter`]: the configuration of a low-rank adapter.
 //! * [`text`]: [`TextModel`] (tokenizer, end tokens, template, defaults), [`TextTokenizer`], [`IncrementalDecoder`],
 //!   [`ChatTemplate`].
 
+pub mod adapter;
 pub mod directory;
 pub mod gguf;
 pub mod map;

@@ -42,6 +42,7 @@ impl Bench {
                     len: rows.len() as u32,
                 },
                 start_position: start as u32,
+                adapter: None,
                 blocks: Span {
                     start: plan.block_ids.len() as u32,
                     len: blocks_each as u32,

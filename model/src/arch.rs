@@ -5,6 +5,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::kernels::RopeStyle;
+use crate::tensor_names::Part;
 
 /// GGUF architectures (`general.architecture`) that the decoder computes.
 pub const GGUF_ARCHITECTURES: [&str; 1] = ["llama"];
@@ -103,6 +104,18 @@ impl ArchConfig {
             Source::Directory(directory) => Self::from_config(directory),
         }?;
         config.check()
+    }
+
+    /// Outputs and inputs of a layer's matrix.
+    pub(crate) fn matrix_shape(&self, part: Part) -> (usize, usize) {
+        let (heads, kv_heads) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
+        match part {
+            Part::Query => (heads, self.hidden_size),
+            Part::Key | Part::Value => (kv_heads, self.hidden_size),
+            Part::Output => (self.hidden_size, heads),
+            Part::Gate | Part::Up => (self.ffn_size, self.hidden_size),
+            Part::Down => (self.hidden_size, self.ffn_size),
+        }
     }
 
     fn from_gguf(file: &GgufFile) -> Result<Self, ArchError> {

@@ -22,7 +22,7 @@ pub struct StepCost {
 /// Bytes that a loaded model keeps, by what they are for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelMemory {
-    /// Packed matrices of the layers and the head.
+    /// Packed matrices of the layers, the head and the adapters.
     pub weights: u64,
     /// The embedding matrix, as far as it is kept beside the head.
     pub embedding: u64,

@@ -16,6 +16,10 @@ use crate::tensor_names::{Part, Tensor};
 use crate::weights::{Embedding, WeightError, WeightLoader};
 
 mod cost;
+mod lora;
+
+use lora::Adapted;
+pub(crate) use lora::{Adapter, LowRank};
 
 /// A matrix and, where the architecture has one, its bias.
 struct Projection {
@@ -50,6 +54,8 @@ pub(crate) struct Decoder {
     layers: Vec<Layer>,
     output_norm: Vec<f32>,
     head: Linear,
+    /// By number, as plans name them.
+    pub(crate) adapters: Vec<Adapter>,
 }
 
 /// Buffers of a step, `[rows][width]` each, reused from step to step.
@@ -66,6 +72,7 @@ pub(crate) struct Buffers {
     attended: Vec<f32>,
     gate: Vec<f32>,
     up: Vec<f32>,
+    adapted: Adapted,
     /// Empty: memory for the lists of a step's sequences.
     lists: [Vec<SequenceRows<'static>>; 2],
     kernels: Scratch,
@@ -129,6 +136,7 @@ impl Decoder {
             layers,
             output_norm,
             head,
+            adapters: Vec::new(),
         })
     }
 
@@ -155,23 +163,25 @@ impl Decoder {
             first_position: s.start_position as usize,
             blocks: &plan.block_ids[s.blocks.range()],
         }));
-        for (index, layer) in self.layers.iter().enumerate() {
-            self.project(layer, rows, buffers)?;
+        let adapters = plan.sequences.iter().map(|s| (s.adapter, s.rows.range()));
+        buffers.adapted.group(adapters);
+        for index in 0..self.layers.len() {
+            self.project(index, rows, buffers)?;
             store(&self.cpu, access, index as u32, &all, buffers, self.kv_width());
             observer.layer_computed(index as u32);
             if index + 1 < self.layers.len() {
                 self.attend(index as u32, &all, rows, access, buffers)?;
-                self.finish_layer(layer, rows, buffers)?;
+                self.finish_layer(index, rows, buffers)?;
             }
         }
         buffers.lists[0] = recycled(&mut all);
-        let Some(last) = self.layers.last() else {
+        let Some(last) = self.layers.len().checked_sub(1) else {
             return Ok((&[], &mut buffers.kernels));
         };
         // Only wanted rows have a use for the rest of the last layer.
         let (mut some, count) = self.compact(plan, wanted, buffers);
         if count > 0 {
-            self.attend(self.layers.len() as u32 - 1, &some, count, access, buffers)?;
+            self.attend(last as u32, &some, count, access, buffers)?;
             self.finish_layer(last, count, buffers)?;
         }
         buffers.lists[1] = recycled(&mut some);
@@ -212,8 +222,8 @@ impl Decoder {
     }
 
     /// Query, key and value of all rows, rotated.
-    fn project(&self, layer: &Layer, rows: usize, b: &mut Buffers) -> Result<(), KernelError> {
-        let (config, cpu) = (&self.config, &self.cpu);
+    fn project(&self, index: usize, rows: usize, b: &mut Buffers) -> Result<(), KernelError> {
+        let (config, cpu, layer) = (&self.config, &self.cpu, &self.layers[index]);
         let width = config.num_heads * config.head_dim;
         let norm = Rows::Normed {
             x: &b.x[..rows * config.hidden_size],
@@ -234,6 +244,8 @@ impl Decoder {
         layer.query.add_bias(cpu, query)?;
         layer.key.add_bias(cpu, key)?;
         layer.value.add_bias(cpu, value)?;
+        let targets = [(Part::Query, &mut *query), (Part::Key, &mut *key), (Part::Value, value)];
+        b.adapted.add(cpu, &self.adapters, index, norm, targets)?;
         rope(cpu, &self.rope, config.rope_style, query, config.head_dim, &b.positions)?;
         rope(cpu, &self.rope, config.rope_style, key, config.head_dim, &b.positions)
     }
@@ -267,12 +279,15 @@ impl Decoder {
         b.operand.prepare(&self.cpu, Rows::Plain(attended), &[&output.linear])?;
         let x = &mut b.x[..rows * config.hidden_size];
         products(&self.cpu, &b.operand, [(&output.linear, Target::Add(&mut *x))])?;
-        output.add_bias(&self.cpu, x)
+        output.add_bias(&self.cpu, x)?;
+        let input = Rows::Plain(&*attended);
+        let targets = [(Part::Output, x)];
+        b.adapted.add(&self.cpu, &self.adapters, index as usize, input, targets)
     }
 
     /// The feed-forward network of the first `rows` rows of the residual stream.
-    fn finish_layer(&self, layer: &Layer, rows: usize, b: &mut Buffers) -> Result<(), KernelError> {
-        let (config, cpu) = (&self.config, &self.cpu);
+    fn finish_layer(&self, index: usize, rows: usize, b: &mut Buffers) -> Result<(), KernelError> {
+        let (config, cpu, layer) = (&self.config, &self.cpu, &self.layers[index]);
         let norm = Rows::Normed {
             x: &b.x[..rows * config.hidden_size],
             weight: &layer.ffn_norm,
@@ -288,6 +303,8 @@ impl Decoder {
         products(cpu, &b.operand, targets)?;
         layer.gate.add_bias(cpu, gate)?;
         layer.up.add_bias(cpu, up)?;
+        let targets = [(Part::Gate, &mut *gate), (Part::Up, &mut *up)];
+        b.adapted.add(cpu, &self.adapters, index, norm, targets)?;
         let gated = Rows::Gated {
             gate,
             up,
@@ -296,10 +313,12 @@ impl Decoder {
         b.operand.prepare(cpu, gated, &[&layer.down.linear])?;
         let x = &mut b.x[..rows * config.hidden_size];
         products(cpu, &b.operand, [(&layer.down.linear, Target::Add(&mut *x))])?;
-        layer.down.add_bias(cpu, x)
+        layer.down.add_bias(cpu, x)?;
+        b.adapted.add(cpu, &self.adapters, index, gated, [(Part::Down, x)])
     }
 
-    /// Moves the wanted rows of `x` and `query` to the front; returns them as rows of sequences, and their number.
+    /// Moves the wanted rows of `x` and `query` to the front; returns them as rows of sequences, and their number. The rows
+    /// with adapters are the moved ones from here on.
     fn compact<'a>(
         &self,
         plan: &'a StepPlan,
@@ -308,6 +327,12 @@ impl Decoder {
     ) -> (Vec<SequenceRows<'a>>, usize) {
         let mut count = 0;
         let mut sequences = recycled(&mut b.lists[1]);
+        let mut first = 0;
+        b.adapted.group(wanted.iter().map(|run| {
+            let rows = first..first + run.count;
+            first = rows.end;
+            (plan.sequences[run.sequence].adapter, rows)
+        }));
         for run in wanted {
             let s = &plan.sequences[run.sequence];
             let from = s.rows.start as usize + run.first;

@@ -65,6 +65,7 @@ impl FakeModel {
             tokenizer_hash: 0,
             weights_hash: u128::from(config.seed),
             numerics: format!("hash/{}", config.layout.dtype.as_str()),
+            adapters: Vec::new(),
         };
         let runner = FakeRunner::new(Arc::clone(&pool), config);
         Ok(Self {
@@ -101,6 +102,7 @@ impl FakeRunner {
             block_tokens: layout.block_tokens as usize,
             total_blocks: pool.total_blocks(),
             max_positions: config.max_position_embeddings as usize,
+            adapters: 0,
         };
         Self {
             pool,

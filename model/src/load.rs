@@ -1,10 +1,11 @@
 //! From a path to something that computes.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use config::{Compute, EngineConfig, KvDtypeConfig, ModelConfig, cores};
 use model_files::{ModelFiles, ModelFilesError};
-use protocol::kv::{KvDtype, KvLayout, ModelIdentity};
+use protocol::kv::{AdapterIdentity, KvDtype, KvLayout, ModelIdentity};
 use thiserror::Error;
 
 use crate::arch::{ArchConfig, ArchError};
@@ -14,7 +15,7 @@ use crate::kernels::{Cpu, KernelError, LinearMode};
 use crate::kv_pool::{KvError, KvPool};
 use crate::pool_size::{PoolSizeError, bytes_of_files, machine_memory, pool_blocks};
 use crate::runner::ModelRunner;
-use crate::weights::{WeightError, WeightLoader};
+use crate::weights::{WeightError, WeightLoader, load_adapter};
 
 /// Generation of the arithmetic: goes up when a change of the kernels changes bits, so that nodes of different versions do
 /// not serve one request together.
@@ -62,6 +63,16 @@ pub enum LoadError {
         path: String,
         /// What is wrong.
         source: WeightError,
+    },
+    /// An adapter cannot be loaded.
+    #[error("model.adapters: adapter {name} in {path}: {source}")]
+    Adapter {
+        /// Its name.
+        name: String,
+        /// Its directory.
+        path: String,
+        /// What is wrong.
+        source: Box<WeightError>,
     },
     /// The threads or instruction sets asked for do not exist.
     #[error(transparent)]
@@ -136,14 +147,16 @@ pub fn load_with(
     let weights_failed = |source| LoadError::Weights { path: path(), source };
     let mut loader = WeightLoader::open(files, mode, cpu.threads(), &format!("{arch:?}")).map_err(weights_failed)?;
     let tied = arch.tied_head;
-    let decoder = Decoder::load(arch, cpu, positions, &mut loader).map_err(weights_failed)?;
+    let mut decoder = Decoder::load(arch, cpu, positions, &mut loader).map_err(weights_failed)?;
     let weights_hash = loader.finish(tied).map_err(weights_failed)?;
+    let adapters = load_adapters(model, &mut decoder)?;
     let identity = ModelIdentity {
         architecture: name,
         vocab_size: vocab_size as u32,
         tokenizer_hash: files.tokenizer_hash()?,
         weights_hash,
         numerics,
+        adapters,
     };
     let block_bytes = layout.layer_block_bytes() as u64 * u64::from(layout.num_layers);
     let memory = ModelMemory {
@@ -159,4 +172,23 @@ pub fn load_with(
         layout,
         max_position_embeddings: max_positions as u32,
     })
+}
+
+/// Loads the configured adapters.
+fn load_adapters(model: &ModelConfig, decoder: &mut Decoder) -> Result<Vec<AdapterIdentity>, LoadError> {
+    let mut identities = Vec::new();
+    for (name, path) in model.named_adapters() {
+        let loaded = load_adapter(Path::new(path), &decoder.config);
+        let (adapter, hash) = loaded.map_err(|source| LoadError::Adapter {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            source: Box::new(source),
+        })?;
+        decoder.adapters.push(adapter);
+        identities.push(AdapterIdentity {
+            name: name.to_owned(),
+            hash,
+        });
+    }
+    Ok(identities)
 }

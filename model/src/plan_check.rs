@@ -16,6 +16,8 @@ pub(crate) struct PlanLimits {
     pub(crate) total_blocks: usize,
     /// Positions the model knows.
     pub(crate) max_positions: usize,
+    /// Adapters it has.
+    pub(crate) adapters: usize,
 }
 
 /// Checks plans; keeps scratch memory.
@@ -115,6 +117,12 @@ impl PlanChecker {
                 "position {} is beyond the model's {} positions",
                 end - 1,
                 self.limits.max_positions
+            )));
+        }
+        if let Some(adapter) = s.adapter.filter(|&adapter| adapter as usize >= self.limits.adapters) {
+            return Err(invalid(format!(
+                "adapter {adapter} of a model that has {}",
+                self.limits.adapters
             )));
         }
         let blocks = part("blocks", &plan.block_ids, s.blocks)?;

@@ -46,6 +46,7 @@ impl ModelRunner {
             block_tokens: pool.layout().block_tokens as usize,
             total_blocks: pool.total_blocks(),
             max_positions,
+            adapters: decoder.adapters.len(),
         };
         let samplers = (0..decoder.cpu.threads()).map(|_| Sampler::default()).collect();
         Self {

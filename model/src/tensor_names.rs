@@ -38,6 +38,19 @@ pub(crate) enum Naming {
     HuggingFace,
 }
 
+impl Part {
+    /// All of them, in the order of their numbers.
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Query,
+        Self::Key,
+        Self::Value,
+        Self::Output,
+        Self::Gate,
+        Self::Up,
+        Self::Down,
+    ];
+}
+
 impl Naming {
     /// The tensor's name in a file.
     pub(crate) fn name(self, tensor: Tensor) -> String {

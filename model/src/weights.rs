@@ -11,7 +11,10 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::kernels::{GgmlType, KernelError, Linear, LinearMode, dequantise, embedding_row};
 use crate::tensor_names::{Naming, Part, Tensor};
 
+mod adapter;
 mod indexed;
+
+pub(crate) use adapter::load_adapter;
 
 /// Why the weights could not be loaded. Every message names the tensor.
 #[derive(Debug, Error)]
@@ -62,6 +65,24 @@ pub enum WeightError {
         count: usize,
         /// The first by name.
         example: String,
+    },
+    /// An adapter's file has a tensor that the decoder would leave out.
+    #[error(
+        "tensor {name} is not the lora_A.weight or lora_B.weight of a module that adapter_config.json chooses and that \
+         can be adapted (base_model.model.model.layers.N.self_attn.q_proj, k_proj, v_proj, o_proj and \
+         .mlp.gate_proj, up_proj, down_proj)"
+    )]
+    NotAdapted {
+        /// Its name.
+        name: String,
+    },
+    /// An adapter's numbers must be numbers, also when they are multiplied with its scale.
+    #[error("tensor {name} has the value {value} (B's with the adapter's scale), must be finite")]
+    NotFinite {
+        /// Its name.
+        name: String,
+        /// One of its values.
+        value: f32,
     },
     /// A tensor cannot be packed.
     #[error("tensor {name}: {source}")]
@@ -170,7 +191,7 @@ impl<'a> WeightLoader<'a> {
         let (store, naming) = match files.source() {
             Source::Gguf(file) => (Store::Gguf(file), Naming::Gguf),
             Source::Directory(directory) => (
-                Store::Safetensors(SafeTensorFiles::open(directory)?),
+                Store::Safetensors(SafeTensorFiles::open(directory.weight_files())?),
                 Naming::HuggingFace,
             ),
         };

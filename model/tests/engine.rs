@@ -36,6 +36,7 @@ fn scheduled<R: Runner>(runner: &mut R, limits: EngineLimits, cases: &[Case], ou
             prompt_logprobs: case.prompt_logprobs.then_some(0),
             on_finish: OnFinish::Release,
             first_only: None,
+            adapter: None,
             cache_key: 0,
         };
         order.push(engine.add(spec).unwrap());

@@ -265,6 +265,7 @@ fn planned(plan: &mut StepPlan, start: u32, blocks: &[u32]) {
         owner: SequenceId(u64::from(row)),
         rows: Span { start: row, len: 1 },
         start_position: start,
+        adapter: None,
         blocks: Span {
             start: first,
             len: blocks.len() as u32,

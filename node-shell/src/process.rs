@@ -124,10 +124,48 @@ pub struct NodeContext {
     pub fingerprint: Fingerprint,
     /// Shape of the cache.
     pub layout: KvLayout,
+    /// What the model computes, and which adapters it has.
+    pub model: ModelIdentity,
     /// Size of the vocabulary: token ids are below it.
     pub vocab_size: u32,
     /// Longest sequence the node holds, in tokens.
     pub max_seq_len: usize,
+}
+
+/// What a job's adapter is to the engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JobAdapter {
+    /// Its number; `None`: the model as it is.
+    pub number: Option<u32>,
+    /// What the KV depends on beside the tokens.
+    pub cache_key: u64,
+}
+
+impl NodeContext {
+    /// The adapter of this name.
+    ///
+    /// # Errors
+    /// If the model has none of this name; the message lists those it has.
+    pub fn adapter(&self, name: Option<&str>) -> Result<JobAdapter, String> {
+        let Some(name) = name else {
+            return Ok(JobAdapter::default());
+        };
+        let Some((number, adapter)) = self.model.adapter(name) else {
+            let known: Vec<&str> = self
+                .model
+                .adapters
+                .iter()
+                .map(|adapter| adapter.name.as_str())
+                .collect();
+            return Err(format!(
+                "adapter {name:?} is not one of this node's adapters: {known:?}"
+            ));
+        };
+        Ok(JobAdapter {
+            number: u32::try_from(number).ok(),
+            cache_key: adapter.hash,
+        })
+    }
 }
 
 /// Loads the configured model.
@@ -198,6 +236,7 @@ impl<R: NodeRole> Node<R> {
             fingerprint: Fingerprint::new(&model.identity, &layout),
             layout,
             vocab_size: model.identity.vocab_size,
+            model: model.identity,
             max_seq_len,
             config: config.clone(),
         };

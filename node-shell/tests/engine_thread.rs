@@ -46,6 +46,7 @@ fn spec(prompt: &[u32], max_tokens: u32) -> SequenceSpec {
         prompt_logprobs: None,
         on_finish: OnFinish::Release,
         first_only: None,
+        adapter: None,
         cache_key: 0,
     }
 }

@@ -10,7 +10,7 @@ use kv_transfer::pusher::{Push, Pusher};
 use node_shell::engine_thread::{ComputedEvent, SequenceEvent, StepTap, TokenEvent};
 use node_shell::handle::SequenceStream;
 use node_shell::job::{JobGone, JobStream, check_tokens};
-use node_shell::process::{NodeContext, NodeRole};
+use node_shell::process::{JobAdapter, NodeContext, NodeRole};
 use protocol::control::{HandoffTarget, Job, JobError, JobErrorKind, JobEvent, PrefillJob, PromptComputed};
 use protocol::sampling::StopRules;
 use protocol::transfer::PushOpen;
@@ -132,7 +132,8 @@ impl PrefillRole {
 
     /// Carries the job out; returns its last event.
     async fn work(&self, job: &PrefillJob, deadline: Instant, stream: &mut JobStream) -> Result<JobEvent, Stop> {
-        self.check(job)
+        let adapter = self
+            .check(job)
             .map_err(|problem| Stop::failed(JobErrorKind::Invalid, problem))?;
         let mut handoff = match &job.handoff {
             Some(target) => Some(self.open(job, target, deadline)?),
@@ -142,7 +143,7 @@ impl PrefillRole {
         let mut sequence = self
             .context
             .engine
-            .add(spec(job), tap)
+            .add(spec(job, adapter), tap)
             .await
             .map_err(|error| Stop::Failed(error.into_job_error()))?;
         let computed = self.computed(&mut sequence, handoff.as_mut(), stream).await?;
@@ -157,7 +158,8 @@ impl PrefillRole {
         // `sequence` is dropped here: its blocks, held until now, are free.
     }
 
-    fn check(&self, job: &PrefillJob) -> Result<(), String> {
+    /// An error unless the job can be carried out; else the adapter it wants.
+    fn check(&self, job: &PrefillJob) -> Result<JobAdapter, String> {
         check_tokens(&job.token_ids, self.context.vocab_size, self.context.max_seq_len)?;
         if job.choices > MAX_CHOICES {
             return Err(format!(
@@ -165,12 +167,13 @@ impl PrefillRole {
                 job.choices
             ));
         }
+        let adapter = self.context.adapter(job.adapter.as_deref())?;
         if job.choices == 0 {
-            return Ok(());
+            return Ok(adapter);
         }
         match (job.stop.max_tokens, &job.handoff) {
             (0, _) => Err("stop.max_tokens = 0: at least one token is generated".to_owned()),
-            (1, _) | (_, Some(_)) => Ok(()),
+            (1, _) | (_, Some(_)) => Ok(adapter),
             (_, None) => Err(NO_TARGET.to_owned()),
         }
     }
@@ -297,7 +300,7 @@ impl NodeRole for PrefillRole {
     }
 }
 
-fn spec(job: &PrefillJob) -> SequenceSpec {
+fn spec(job: &PrefillJob, adapter: JobAdapter) -> SequenceSpec {
     SequenceSpec {
         token_ids: job.token_ids.clone(),
         prompt_len: job.token_ids.len(),
@@ -314,7 +317,8 @@ fn spec(job: &PrefillJob) -> SequenceSpec {
             OnFinish::Release
         },
         first_only: Some(job.choices),
-        cache_key: 0,
+        adapter: adapter.number,
+        cache_key: adapter.cache_key,
     }
 }
 

@@ -98,6 +98,8 @@ pub struct PrefillJob {
     pub epoch: Epoch,
     /// The prompt.
     pub token_ids: Vec<u32>,
+    /// Name of the adapter that the model is served with; `None`: the model as it is.
+    pub adapter: Option<String>,
     /// How the first tokens are drawn. `sampling.choice` is the first choice's; the others follow it.
     pub sampling: SamplingParams,
     /// How many choices draw a first token. 0: the prompt is all that is computed here (beam search draws its tokens on
@@ -136,6 +138,8 @@ pub struct DecodeJob {
     pub epoch: Epoch,
     /// The prompt.
     pub token_ids: Vec<u32>,
+    /// Name of the adapter that the model is served with; `None`: the model as it is.
+    pub adapter: Option<String>,
     /// The choices that have not ended, by their numbers; at least one. With [`KvSource::Handoff`] none of them has tokens
     /// yet: the first ones come with the commit.
     pub choices: Vec<ChoiceStart>,

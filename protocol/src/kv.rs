@@ -122,6 +122,33 @@ pub struct ModelIdentity {
     /// Arithmetic of the node: compute mode and CPU feature level (for example `quantised-3/avx512-vnni/f16`). Nodes that
     /// would round differently must not serve one request together.
     pub numerics: String,
+    /// The adapters it can be served with, by name.
+    pub adapters: Vec<AdapterIdentity>,
+}
+
+/// A low-rank adapter of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub struct AdapterIdentity {
+    /// The name that requests use.
+    pub name: String,
+    /// Hash of all its numbers, shapes and scales. KV depends on it as on the tokens.
+    pub hash: u64,
+}
+
+impl fmt::Display for AdapterIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:016x}", self.name, self.hash)
+    }
+}
+
+impl ModelIdentity {
+    /// The adapter of this name, with its place in the list.
+    pub fn adapter(&self, name: &str) -> Option<(usize, &AdapterIdentity)> {
+        self.adapters
+            .iter()
+            .enumerate()
+            .find(|(_, adapter)| adapter.name == name)
+    }
 }
 
 /// Hash over a [`ModelIdentity`] and a [`KvLayout`]: equal on all nodes of a cluster.
@@ -170,6 +197,11 @@ pub fn differences(ours: (&ModelIdentity, &KvLayout), theirs: (&ModelIdentity, &
         &format_args!("{:032x}", n.weights_hash),
     );
     differ("numerics", &m.numerics, &n.numerics);
+    let adapters = |of: &ModelIdentity| match of.adapters.iter().map(ToString::to_string).collect::<Vec<_>>() {
+        none if none.is_empty() => "none".to_owned(),
+        some => some.join(", "),
+    };
+    differ("adapters", &adapters(m), &adapters(n));
     differ("KV layout", l, k);
     out
 }

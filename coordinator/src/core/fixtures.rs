@@ -76,6 +76,7 @@ pub(crate) fn request(id: u128, prompt: usize, max_tokens: u32) -> ServeRequest 
     ServeRequest {
         id: RequestId(id),
         token_ids: (0..prompt as u32).map(|i| i % 256).collect::<Arc<[u32]>>(),
+        adapter: None,
         body_bytes: prompt,
         choices: 1,
         beam_width: None,
@@ -124,6 +125,7 @@ pub(crate) fn settings() -> ClusterSettings {
         text: TextIdentity {
             tokenizer_hash: 7,
             vocab_size: 258,
+            adapters: Vec::new(),
         },
         prefill_credit: PrefillCredit {
             window_tokens: 64,
@@ -146,6 +148,7 @@ pub(crate) fn hello(role: Role, node: &str, boot: u64, total_blocks: u32) -> Hel
             tokenizer_hash: 7,
             weights_hash: 9,
             numerics: "float32/portable".to_owned(),
+            adapters: Vec::new(),
         },
         layout: KvLayout {
             num_layers: 2,

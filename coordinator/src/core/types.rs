@@ -14,6 +14,8 @@ pub struct ServeRequest {
     pub id: RequestId,
     /// The prompt, after truncation; not empty.
     pub token_ids: Arc<[u32]>,
+    /// Name of the adapter that the model is served with; `None`: the model as it is.
+    pub adapter: Option<String>,
     /// Bytes of the client's body; 0 for the further requests of a call.
     pub body_bytes: usize,
     /// How many answers are drawn; with a beam search the best so many are kept. 0: none, only the prompt is computed.

@@ -24,6 +24,8 @@ pub struct Draft {
     pub prompt_field: &'static str,
     /// The prompt.
     pub tokens: Arc<[u32]>,
+    /// Name of the adapter that the model is served with.
+    pub adapter: Option<String>,
     /// Size of the body; 0 for the further prompts of a call.
     pub body_bytes: usize,
     /// How many answers are drawn; 0: the prompt is all that is wanted.
@@ -102,6 +104,7 @@ impl HttpState {
         Ok(ServeRequest {
             id: draft.id,
             token_ids: draft.tokens,
+            adapter: draft.adapter,
             body_bytes: draft.body_bytes,
             choices: draft.choices,
             beam_width: draft.beam.then_some(draft.choices),

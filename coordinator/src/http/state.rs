@@ -27,6 +27,8 @@ pub struct ServedModel {
     pub name: String,
     /// Further names that are accepted.
     pub aliases: Vec<String>,
+    /// Names of its adapters; as a model's name, one means the model with the adapter.
+    pub adapters: Vec<String>,
     /// What the weights are multiplied in, as configured.
     pub compute: config::Compute,
     /// Tokenizer, end tokens, defaults.
@@ -44,13 +46,24 @@ impl ServedModel {
         Self {
             name,
             aliases: model.model_aliases.clone(),
+            adapters: model.named_adapters().map(|(name, _)| name.to_owned()).collect(),
             compute: model.compute,
             text,
         }
     }
 
-    /// True if `name` is one of this model's.
+    /// True if `name` is one of this model's, as it is or with an adapter.
     pub fn is_called(&self, name: &str) -> bool {
+        self.is_base(name) || self.adapter(name).is_some()
+    }
+
+    /// The adapter that `name` means, if it is one's name and not the model's.
+    pub fn adapter(&self, name: &str) -> Option<String> {
+        let found = self.adapters.iter().find(|adapter| *adapter == name);
+        found.filter(|_| !self.is_base(name)).cloned()
+    }
+
+    fn is_base(&self, name: &str) -> bool {
         self.name == name || self.aliases.iter().any(|alias| alias == name)
     }
 }

@@ -102,6 +102,7 @@ impl Coordinator {
         let text = TextIdentity {
             tokenizer_hash: TOKENIZER_HASH,
             vocab_size: VOCAB_SIZE,
+            adapters: Vec::new(),
         };
         let core = settings::cluster(&config, text);
         let (driver, handle, to_driver) =
@@ -348,6 +349,7 @@ pub fn hello(role: Role, node: &str, boot: u64) -> Hello {
             tokenizer_hash: TOKENIZER_HASH,
             weights_hash: 9,
             numerics: "float32/portable".to_owned(),
+            adapters: Vec::new(),
         },
         layout: KvLayout {
             num_layers: 1,
@@ -376,6 +378,7 @@ pub fn request(id: u128, max_tokens: u32) -> ServeRequest {
     ServeRequest {
         id: RequestId(id),
         token_ids: vec![1, 2, 3].into(),
+        adapter: None,
         body_bytes: 30,
         choices: 1,
         beam_width: None,

@@ -138,6 +138,7 @@ fn sequence_of(shape: &Shape, salt: u32, limits: &EngineLimits) -> SequenceSpec 
     let mut tokens = prompt(shape.family, len.min(shape.shared));
     tokens.extend(prompt(salt, len - tokens.len()));
     SequenceSpec {
+        adapter: None,
         cache_key: shape.cache_key,
         sampling: Arc::new(shape.sampling.clone()),
         stop,

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::query::Query;
 use super::shape::{Choice, Completion, Logprobs, TgiEvent, TgiToken, TgiWhole, Usage};
-use crate::ask::{Door, MODEL_NAME};
+use crate::ask::Door;
 use crate::client::events;
 
 /// One token of an answer.
@@ -88,7 +88,7 @@ pub async fn ask(client: &Client, url: &str, query: &Query, door: Door) -> Resul
         let read = if door.is_tgi() {
             tgi_stream(&events, query)
         } else {
-            openai_stream(&events)
+            openai_stream(&events, query)
         };
         (events.join("\n"), read)
     } else {
@@ -96,7 +96,7 @@ pub async fn ask(client: &Client, url: &str, query: &Query, door: Door) -> Resul
         let read = if door.is_tgi() {
             tgi_whole(&text, query)
         } else {
-            openai_whole(&text)
+            openai_whole(&text, query)
         };
         (text, read)
     };
@@ -289,9 +289,9 @@ fn check_usage(usage: &Usage, prompt: &[u32], tokens: usize) -> Result<()> {
     Ok(())
 }
 
-fn check_head(head: &Completion) -> Result<()> {
+fn check_head(head: &Completion, query: &Query) -> Result<()> {
     ensure!(
-        head.object == "text_completion" && head.model == MODEL_NAME && !head.id.is_empty(),
+        head.object == "text_completion" && head.model == query.model() && !head.id.is_empty(),
         "head {head:?}"
     );
     ensure!(
@@ -301,9 +301,9 @@ fn check_head(head: &Completion) -> Result<()> {
     Ok(())
 }
 
-fn openai_whole(text: &str) -> Result<Answer> {
+fn openai_whole(text: &str, query: &Query) -> Result<Answer> {
     let completion: Completion = serde_json::from_str(text)?;
-    check_head(&completion)?;
+    check_head(&completion, query)?;
     let choice = &completion.choices[0];
     let ids = choice.token_ids.as_ref().context("no token_ids")?;
     let prompt = choice.prompt_token_ids.clone().context("no prompt_token_ids")?;
@@ -322,7 +322,7 @@ fn openai_whole(text: &str) -> Result<Answer> {
     })
 }
 
-fn openai_stream(events: &[String]) -> Result<Answer> {
+fn openai_stream(events: &[String], query: &Query) -> Result<Answer> {
     let (done, events) = events.split_last().context("no event")?;
     ensure!(done == "[DONE]", "the last event is {done}");
     let chunks: Vec<Completion> = events
@@ -330,7 +330,7 @@ fn openai_stream(events: &[String]) -> Result<Answer> {
         .map(|event| serde_json::from_str(event))
         .collect::<Result<_, _>>()?;
     let (last, before) = chunks.split_last().context("no chunk")?;
-    chunks.iter().try_for_each(check_head)?;
+    chunks.iter().try_for_each(|chunk| check_head(chunk, query))?;
     ensure!(
         chunks.iter().all(|c| c.id == last.id && c.created == last.created),
         "the head changes in the stream"

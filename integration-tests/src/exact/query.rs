@@ -95,6 +95,8 @@ pub struct Query {
     pub top: u8,
     /// Log-probabilities of the prompt; `/generate` only.
     pub prompt_logprobs: bool,
+    /// Name of an adapter: the TGI paths' `adapter_id`, the others' model.
+    pub adapter: Option<String>,
 }
 
 impl Query {
@@ -111,7 +113,13 @@ impl Query {
             skip_special: true,
             top: 0,
             prompt_logprobs: false,
+            adapter: None,
         }
+    }
+
+    /// The name under which the OpenAI paths are asked.
+    pub fn model(&self) -> &str {
+        self.adapter.as_deref().unwrap_or(MODEL_NAME)
     }
 
     /// True if the answer at this door can be what is asked. `top` and `prompt_logprobs` change no token: a door that does
@@ -158,6 +166,7 @@ impl Query {
                 "typical_p": draw.typical_p,
                 "repetition_penalty": draw.repetition_penalty,
                 "seed": draw.seed,
+                "adapter_id": self.adapter,
                 "stop": (!self.stop.is_empty()).then_some(&self.stop),
             },
         })
@@ -166,7 +175,7 @@ impl Query {
     fn openai(&self, door: Door) -> Value {
         let draw = &self.draw;
         json!({
-            "model": MODEL_NAME,
+            "model": self.model(),
             "prompt": self.prompt,
             "max_tokens": self.max_tokens,
             "temperature": if draw.sample { draw.temperature } else { Some(0.0) },

@@ -13,6 +13,7 @@ use engine::runner::NoObserver;
 use engine::sequence::{OnFinish, SequenceSpec};
 use model::ModelRunner;
 use model_files::{ModelFiles, TextModel};
+use protocol::kv::ModelIdentity;
 use protocol::sampling::{FinishReason, SampledToken, SamplingParams, StopRules};
 
 use super::query::Query;
@@ -27,6 +28,7 @@ const MOST_ALTERNATIVES: u8 = 5;
 pub struct Reference {
     engine: Engine,
     runner: ModelRunner,
+    identity: ModelIdentity,
     /// Tokenizer and what belongs to it.
     pub text: TextModel,
 }
@@ -54,12 +56,18 @@ impl Continuation {
 impl Reference {
     /// Loads a model.
     pub fn open(model: &Path, kv_dtype: KvDtypeConfig) -> Result<Self> {
+        Self::with_adapters(model, kv_dtype, &[])
+    }
+
+    /// Loads a model and adapters, each given as name=path.
+    pub fn with_adapters(model: &Path, kv_dtype: KvDtypeConfig, adapters: &[String]) -> Result<Self> {
         let text = ModelFiles::open(model)?.text()?;
         // The last token of a sequence needs no position.
         let max_seq_len = MAX_SEQ_LEN.min(text.max_position_embeddings + 1);
         let model = ModelConfig {
             path: model.to_str().context("the model's path is not UTF-8")?.to_owned(),
             kv_dtype,
+            adapters: adapters.to_vec(),
             ..ModelConfig::default()
         };
         let engine = EngineConfig {
@@ -82,6 +90,7 @@ impl Reference {
         Ok(Self {
             engine: Engine::new(limits)?,
             runner: loaded.runner,
+            identity: loaded.identity,
             text,
         })
     }
@@ -110,6 +119,10 @@ impl Reference {
 
     fn run(&mut self, query: &Query, choice: u32, stop: StopRules) -> Result<Continuation> {
         let prompt = self.text.tokenizer.encode(&query.prompt)?;
+        let adapter = match &query.adapter {
+            Some(name) => Some(self.identity.adapter(name).context("an unknown adapter")?.0 as u32),
+            None => None,
+        };
         let sampling = SamplingParams {
             choice,
             ..query.draw.params(self.text.vocab_size, Some(MOST_ALTERNATIVES))
@@ -122,6 +135,7 @@ impl Reference {
             prompt_logprobs: query.prompt_logprobs.then_some(0),
             on_finish: OnFinish::Release,
             first_only: None,
+            adapter,
             cache_key: 0,
         })?;
         let (mut tokens, mut prompt_logprobs) = (Vec::new(), None);

@@ -76,6 +76,7 @@ fn spec(token_ids: Vec<u32>, sampling: SamplingParams) -> SequenceSpec {
         prompt_logprobs: None,
         on_finish: OnFinish::Release,
         first_only: None,
+        adapter: None,
         cache_key: 0,
     }
 }

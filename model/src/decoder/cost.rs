@@ -1,6 +1,6 @@
 //! Counts a decoder's work and bytes.
 
-use super::{Decoder, Layer, Projection};
+use super::{Adapter, Decoder, Layer, Projection};
 use crate::cost::{ModelMemory, StepCost};
 use crate::kernels::Linear;
 
@@ -46,9 +46,10 @@ impl Decoder {
             let biases = layer.projections().into_iter().filter_map(|p| p.bias.as_ref());
             floats(&layer.attention_norm) + floats(&layer.ffn_norm) + biases.map(floats).sum::<u64>()
         };
+        let adapters: usize = self.adapters.iter().map(Adapter::bytes).sum();
         let vectors: u64 = self.layers.iter().map(layer).sum();
         ModelMemory {
-            weights: cost.layer_bytes + cost.head_bytes,
+            weights: cost.layer_bytes + cost.head_bytes + adapters as u64,
             embedding: self.embedding.bytes() as u64,
             tables: vectors + floats(&self.output_norm) + self.rope.bytes() as u64,
             kv_pool: 0,

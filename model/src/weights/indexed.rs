@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::path::PathBuf;
 
-use model_files::{FileMap, ModelDirectory};
+use model_files::FileMap;
 use safetensors::{Dtype, SafeTensors};
 
 use super::{View, WeightError};
@@ -19,19 +20,19 @@ struct Entry {
     bytes: Range<usize>,
 }
 
-/// The mapped weight files of a model directory.
+/// The mapped weight files of a model directory or an adapter.
 pub(super) struct SafeTensorFiles {
     maps: Vec<FileMap>,
     entries: HashMap<String, Entry>,
 }
 
 impl SafeTensorFiles {
-    pub(super) fn open(directory: &ModelDirectory) -> Result<Self, WeightError> {
+    pub(super) fn open(paths: &[PathBuf]) -> Result<Self, WeightError> {
         let mut files = Self {
             maps: Vec::new(),
             entries: HashMap::new(),
         };
-        for path in directory.weight_files() {
+        for path in paths {
             let map = FileMap::open(path)?;
             let broken = |reason: String| WeightError::Safetensors {
                 path: path.clone(),

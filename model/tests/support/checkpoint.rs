@@ -32,7 +32,7 @@ pub enum Element {
 }
 
 impl Element {
-    fn dtype(self) -> Dtype {
+    pub fn dtype(self) -> Dtype {
         match self {
             Self::F32 => Dtype::F32,
             Self::F16 => Dtype::F16,
@@ -52,7 +52,7 @@ impl Element {
         }
     }
 
-    fn encode(self, numbers: &[f32]) -> Vec<u8> {
+    pub fn encode(self, numbers: &[f32]) -> Vec<u8> {
         match self {
             Self::F32 => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
             Self::F16 => numbers.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),

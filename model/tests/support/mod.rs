@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "every test binary uses its own part of this")]
 
+pub mod adapter;
 pub mod checkpoint;
 pub mod one_answer;
 
@@ -25,6 +26,7 @@ pub struct Sequence {
     pub prompt_logprobs: bool,
     pub logprobs: Vec<f32>,
     pub sampled: Vec<SampledToken>,
+    pub adapter: Option<u32>,
 }
 
 impl Sequence {
@@ -82,6 +84,7 @@ impl<R: Runner> Bench<R> {
             prompt_logprobs,
             logprobs: Vec::new(),
             sampled: Vec::new(),
+            adapter: None,
         });
         self.sequences.len() - 1
     }
@@ -123,6 +126,7 @@ impl<R: Runner> Bench<R> {
                 owner: SequenceId(index as u64),
                 rows: span(plan.token_ids.len(), count),
                 start_position: from as u32,
+                adapter: s.adapter,
                 blocks: span(plan.block_ids.len(), s.blocks.len()),
                 sample: samples.then(|| SampleSpec {
                     wanted: Wanted::Tokens(1),
@@ -218,8 +222,15 @@ impl Setup {
     }
 
     pub fn load(&self, path: &Path) -> LoadedModel {
+        self.load_with(path, &[]).unwrap()
+    }
+
+    /// A model with adapters, called 0, 1, ...
+    pub fn load_with(&self, path: &Path, adapters: &[PathBuf]) -> Result<LoadedModel, model::LoadError> {
+        let named = |(i, path): (usize, &PathBuf)| format!("{i}={}", path.display());
         let model = ModelConfig {
             path: path.to_str().unwrap().to_owned(),
+            adapters: adapters.iter().enumerate().map(named).collect(),
             compute: self.compute,
             kv_dtype: self.kv_dtype,
             ..ModelConfig::default()
@@ -230,11 +241,15 @@ impl Setup {
             threads: self.threads,
             ..EngineConfig::default()
         };
-        model::load(&model, &engine, 8_192).unwrap()
+        model::load(&model, &engine, 8_192)
     }
 
     pub fn bench(&self, path: &Path) -> Bench<model::ModelRunner> {
-        let loaded = self.load(path);
+        self.bench_with(path, &[])
+    }
+
+    pub fn bench_with(&self, path: &Path, adapters: &[PathBuf]) -> Bench<model::ModelRunner> {
+        let loaded = self.load_with(path, adapters).unwrap();
         Bench::new(loaded.runner, self.block_tokens, loaded.pool.total_blocks())
     }
 }

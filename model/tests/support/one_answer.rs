@@ -11,6 +11,7 @@ pub struct Case {
     pub prompt: Vec<u32>,
     pub params: SamplingParams,
     pub prompt_logprobs: bool,
+    pub adapter: Option<u32>,
 }
 
 /// What must be equal, as bits.
@@ -62,6 +63,7 @@ pub fn cases(count: usize, longest: usize, vocab: u32) -> Vec<Case> {
                 prompt,
                 params,
                 prompt_logprobs: i % 2 == 0,
+                adapter: None,
             }
         })
         .collect()
@@ -70,7 +72,8 @@ pub fn cases(count: usize, longest: usize, vocab: u32) -> Vec<Case> {
 /// Runs the cases with at most `chunk` rows of a sequence and `batch` sequences in a step.
 pub fn run<R: Runner>(bench: &mut Bench<R>, cases: &[Case], chunk: usize, batch: usize, outputs: usize) -> Vec<Bits> {
     for case in cases {
-        bench.add(&case.prompt, &case.params, outputs, case.prompt_logprobs);
+        let s = bench.add(&case.prompt, &case.params, outputs, case.prompt_logprobs);
+        bench.sequences[s].adapter = case.adapter;
     }
     bench.finish(chunk, batch, outputs);
     let bits = bench
@@ -118,6 +121,7 @@ pub fn handed_over<R: Runner>(
     to.take_blocks(5 * to.block_tokens);
     for case in cases {
         let s = from.add(&case.prompt, &case.params, 0, case.prompt_logprobs);
+        from.sequences[s].adapter = case.adapter;
         let blocks = from.sequences[s].blocks.clone();
         let plan = from.plan(&[(s, case.prompt.len())]);
         let mut pusher = Pusher {
@@ -136,6 +140,7 @@ pub fn handed_over<R: Runner>(
         target.sampled.clone_from(&source.sampled);
         target.logprobs.clone_from(&source.logprobs);
         target.computed = case.prompt.len();
+        target.adapter = case.adapter;
         let writer = to_pool.writer(target.blocks.clone()).unwrap();
         for (layer, payload) in layers.iter().enumerate() {
             writer.write(layer as u32, 1, 0, blocks.len() as u32, payload).unwrap();
@@ -156,7 +161,8 @@ pub fn handed_over<R: Runner>(
 /// Loses a sequence's blocks in the middle of its answer and computes it again in others.
 pub fn preempted<R: Runner>(bench: &mut Bench<R>, cases: &[Case], outputs: usize) -> Vec<Bits> {
     for case in cases {
-        bench.add(&case.prompt, &case.params, outputs, case.prompt_logprobs);
+        let s = bench.add(&case.prompt, &case.params, outputs, case.prompt_logprobs);
+        bench.sequences[s].adapter = case.adapter;
     }
     bench.finish(5, 16, outputs / 2);
     for s in 0..cases.len() {

@@ -9,7 +9,7 @@ use crate::core::request::{Note, RequestLimits};
 use crate::core::types::ClientEvent;
 
 /// Everything the core is told about its surroundings at the start.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ClusterSettings {
     /// Deadlines and bounds of a request.
     pub request: RequestLimits,

@@ -58,10 +58,10 @@ impl Cluster {
     /// A cluster without nodes and requests.
     pub fn new(settings: ClusterSettings, detokenizer: Arc<dyn Detokenizer>) -> Self {
         Self {
+            admission: Admission::new(settings.admission),
+            nodes: Nodes::new(settings.text.clone(), settings.prefill_credit),
             settings,
             detokenizer,
-            admission: Admission::new(settings.admission),
-            nodes: Nodes::new(settings.text, settings.prefill_credit),
             requests: BTreeMap::new(),
             next_number: 0,
             queue: BTreeSet::new(),

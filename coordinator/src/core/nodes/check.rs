@@ -17,12 +17,14 @@ pub struct PeerName {
 }
 
 /// What a node must agree with the coordinator about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextIdentity {
     /// Hash of the coordinator's tokenizer.
     pub tokenizer_hash: u64,
     /// Size of the coordinator's vocabulary, in tokens.
     pub vocab_size: u32,
+    /// Names of the adapters that clients may ask for: a node must have them.
+    pub adapters: Vec<String>,
 }
 
 impl Nodes {
@@ -57,6 +59,12 @@ impl Nodes {
                 self.text.vocab_size, hello.model.vocab_size
             ));
         }
+        let missing = self
+            .text
+            .adapters
+            .iter()
+            .filter(|name| hello.model.adapter(name).is_none());
+        wrong.extend(missing.map(|name| format!("adapters: coordinator has {name}, node has not")));
         let numbers = [
             ("total_blocks", hello.total_blocks),
             ("max_num_seqs", hello.max_num_seqs),

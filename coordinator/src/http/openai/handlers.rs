@@ -64,6 +64,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
         created: state.clock.unix_seconds(),
         model: std::mem::take(&mut parsed.model),
     };
+    let adapter = state.model.adapter(&head.model);
     let stops = std::mem::take(&mut parsed.shared.stop).into();
     let (mut drafts, mut echoes) = (Vec::new(), Vec::new());
     for prompt in std::mem::take(&mut parsed.prompts) {
@@ -72,7 +73,10 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
         let first = drafts.is_empty();
         let id = if first { id } else { state.draw_id()? };
         let body_bytes = if first { body.bytes.len() } else { 0 };
-        drafts.push(draft(&parsed, &stops, id, tokens, body_bytes));
+        drafts.push(Draft {
+            adapter: adapter.clone(),
+            ..draft(&parsed, &stops, id, tokens, body_bytes)
+        });
     }
     Ok(Checked {
         drafts,
@@ -121,6 +125,7 @@ fn draft(
         id,
         prompt_field: "prompt",
         tokens: tokens.into(),
+        adapter: None,
         body_bytes,
         choices: if prompt_only { 0 } else { request.choices.drawn },
         beam: request.choices.beam && !prompt_only,

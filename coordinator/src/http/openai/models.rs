@@ -24,10 +24,12 @@ pub async fn one(id: Path<String>, state: Data<HttpState>) -> HttpResponse {
 }
 
 fn names(state: &HttpState) -> impl Iterator<Item = &str> {
-    let aliases = state.model.aliases.iter().map(String::as_str);
-    std::iter::once(state.model.name.as_str()).chain(aliases)
+    let model = &state.model;
+    let others = model.aliases.iter().chain(&model.adapters).map(String::as_str);
+    std::iter::once(model.name.as_str()).chain(others)
 }
 
+/// An adapter's parent is the model it changes; its own files are nobody's business.
 fn describe(name: &str, state: &HttpState) -> Value {
     json!({
         "id": name,
@@ -35,7 +37,7 @@ fn describe(name: &str, state: &HttpState) -> Value {
         "created": state.started_at,
         "owned_by": "baton",
         "root": state.model.name,
-        "parent": null,
+        "parent": state.model.adapter(name).map(|_| state.model.name.as_str()),
         "max_model_len": state.lengths.total(),
     })
 }

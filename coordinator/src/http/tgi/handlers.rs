@@ -7,7 +7,7 @@ use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
 
 use super::answer::{BestOfSequence, Generated, Token, finish_reason, only_ids};
-use super::request::{GenerateRequest, Rules, parse, refuse_in_stream};
+use super::request::{GenerateRequest, Rules, parse, refuse_in_stream, refuse_unknown_adapter};
 use super::stream::TgiStream;
 use crate::http::answer::{Answer, Collected};
 use crate::http::error::{ApiError, Family};
@@ -81,6 +81,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape
         Shape::Stream => true,
         Shape::ListOrStream => parsed.stream,
     };
+    refuse_unknown_adapter(&parsed, &state.model.adapters)?;
     if stream {
         refuse_in_stream(&parsed)?;
     }
@@ -102,6 +103,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape
         id: state.id_of(request)?,
         prompt_field: "inputs",
         tokens: tokens.into(),
+        adapter: parsed.adapter,
         body_bytes: body.bytes.len(),
         choices: 1,
         beam: false,

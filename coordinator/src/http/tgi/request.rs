@@ -102,6 +102,8 @@ pub struct GenerateRequest {
     pub max_new_tokens: u32,
     /// Sequences to choose the answer from.
     pub best_of: u32,
+    /// Name of the adapter; legal, but perhaps of none that is served.
+    pub adapter: Option<String>,
     /// Keep only so many tokens at the end of the prompt.
     pub truncate: Option<usize>,
     /// How tokens are drawn.
@@ -140,6 +142,7 @@ pub fn parse(body: &[u8], rules: &Rules, media: &Policy) -> Result<GenerateReque
         prompt_details,
         return_full_text: parameters.bool("return_full_text")?.unwrap_or(false),
         max_new_tokens: positive(&parameters, "max_new_tokens")?.unwrap_or(DEFAULT_MAX_NEW_TOKENS),
+        adapter: adapter(&parameters)?,
         truncate: positive(&parameters, "truncate")?.map(|tokens| tokens as usize),
         best_of: best_of(&parameters, rules.max_best_of, sampling.greedy)?,
         sampling,
@@ -221,20 +224,31 @@ fn refuse_unbuilt(fields: &Fields<'_>, strict: bool) -> Result<(), ApiError> {
     if fields.bool("watermark")?.unwrap_or(false) && !strict {
         return Err(ApiError::not_supported_yet("watermark"));
     }
+    Ok(())
+}
+
+/// `adapter_id`; the word None means none.
+fn adapter(fields: &Fields<'_>) -> Result<Option<String>, FieldError> {
     let expected = "a string of 1 to 256 letters, digits or any of . - _ /";
     let Some(adapter) = fields.string("adapter_id", expected)? else {
-        return Ok(());
+        return Ok(None);
     };
     let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | '/');
     if adapter.is_empty() || adapter.len() > MAX_ADAPTER_ID || !adapter.chars().all(legal) {
         let problem = format!("is {}, but must be {expected}", quoted(&adapter));
-        return Err(FieldError::rule(fields.path("adapter_id"), problem).into());
+        return Err(FieldError::rule(fields.path("adapter_id"), problem));
     }
-    if adapter == "None" {
-        Ok(())
-    } else {
-        Err(ApiError::not_supported_yet("adapter_id"))
-    }
+    Ok((adapter != "None").then(|| adapter.into_owned()))
+}
+
+/// The message for a request that names an adapter which is not served.
+pub fn refuse_unknown_adapter(request: &GenerateRequest, served: &[String]) -> Result<(), ApiError> {
+    let Some(name) = request.adapter.as_ref().filter(|name| !served.contains(name)) else {
+        return Ok(());
+    };
+    let name = quoted(name);
+    let problem = format!("is {name}, but must be the name of a served adapter; GET /v1/models lists them");
+    Err(FieldError::rule("parameters.adapter_id", problem).into())
 }
 
 /// `stop`, followed by its alias `stop_sequences`.

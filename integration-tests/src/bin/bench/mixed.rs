@@ -223,6 +223,7 @@ impl Node {
             prompt_logprobs: None,
             on_finish: OnFinish::Release,
             first_only: None,
+            adapter: None,
             cache_key: 0,
         };
         Ok(self.handle.add(spec, None).await?)

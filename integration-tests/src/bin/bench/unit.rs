@@ -230,6 +230,7 @@ fn spec(token_ids: Vec<u32>, prompt_len: usize, max_tokens: usize, on_finish: On
         prompt_logprobs: None,
         on_finish,
         first_only: None,
+        adapter: None,
         cache_key: 0,
     }
 }

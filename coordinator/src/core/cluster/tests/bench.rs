@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use protocol::control::{HandoffStats, Job, JobError, JobErrorKind, JobEvent, LoadReport, PromptComputed, StepTiming};
 use protocol::ids::{RequestId, Role, Ticket};
 
-use crate::core::cluster::{Action, Cluster, Fact};
+use crate::core::cluster::{Action, Cluster, ClusterSettings, Fact};
 use crate::core::fixtures::{ByteText, hello, request, sampled, settings};
 use crate::core::nodes::{LegId, LinkId, PeerName};
 use crate::core::stop::StopMatcher;
@@ -42,8 +42,15 @@ pub(super) struct Bench {
 
 impl Default for Bench {
     fn default() -> Self {
+        Self::new(settings())
+    }
+}
+
+impl Bench {
+    /// Without nodes.
+    pub(super) fn new(settings: ClusterSettings) -> Self {
         Self {
-            cluster: Cluster::new(settings(), Arc::new(ByteText)),
+            cluster: Cluster::new(settings, Arc::new(ByteText)),
             now: origin(),
             links: BTreeMap::new(),
             next_link: 0,

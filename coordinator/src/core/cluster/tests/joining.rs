@@ -1,10 +1,11 @@
 //! Who may join, and what a second connection of a node does.
 
 use protocol::ids::{NodeId, Role};
+use protocol::kv::AdapterIdentity;
 
 use super::bench::{Bench, at};
 use crate::core::cluster::Action;
-use crate::core::fixtures::{hello, request};
+use crate::core::fixtures::{hello, request, settings};
 use crate::core::nodes::PeerName;
 
 fn refusal(bench: &mut Bench, change: impl FnOnce(&mut protocol::control::Hello)) -> String {
@@ -66,6 +67,37 @@ fn a_node_with_another_tokenizer_than_the_coordinator_is_refused_also_when_it_is
         reason,
         "tokenizer hash: coordinator has 0000000000000007, node has 0000000000000008; \
          vocabulary size: coordinator has 258, node has 9"
+    );
+}
+
+#[test]
+fn a_node_has_the_coordinators_adapters_and_those_of_the_other_nodes() {
+    let adapter = |name: &str, hash| AdapterIdentity {
+        name: name.to_owned(),
+        hash,
+    };
+    let mut cluster = settings();
+    cluster.text.adapters = vec!["a".to_owned(), "b".to_owned()];
+    let mut bench = Bench::new(cluster);
+    let reason = refusal(&mut bench, |hello| hello.model.adapters = vec![adapter("b", 2)]);
+    assert_eq!(reason, "adapters: coordinator has a, node has not");
+    let mut first = hello(Role::Decode, "d0", 1, 100);
+    first.model.adapters = vec![adapter("a", 1), adapter("b", 2)];
+    let peer = PeerName {
+        role: first.role,
+        node: first.node.clone(),
+    };
+    let actions = bench.join_as(peer, first);
+    assert!(
+        !actions.iter().any(|action| matches!(action, Action::Refuse { .. })),
+        "{actions:?}"
+    );
+    let reason = refusal(&mut bench, |hello| {
+        hello.model.adapters = vec![adapter("a", 1), adapter("b", 3)]
+    });
+    assert_eq!(
+        reason,
+        "adapters: cluster has a 0000000000000001, b 0000000000000002, node has a 0000000000000001, b 0000000000000003"
     );
 }
 

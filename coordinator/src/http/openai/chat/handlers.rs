@@ -76,6 +76,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
         id,
         prompt_field: "messages",
         tokens: tokens.into(),
+        adapter: state.model.adapter(&head.model),
         body_bytes: body.bytes.len(),
         choices: parsed.choices.drawn,
         beam: parsed.choices.beam,
