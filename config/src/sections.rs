@@ -1,7 +1,7 @@
 //! The sections and their fields. Each field: one default, one line with its unit, its legal values.
 
 use crate::field::{Kind, Text, int, millis, section};
-use crate::types::{BestOf, Compute, KvDtypeConfig, LogFormat, Secret};
+use crate::types::{BestOf, Compute, KvDtypeConfig, LogFormat, LogprobsConfig, Secret};
 
 section! {
     /// Who belongs to the cluster, and the links between its processes.
@@ -109,6 +109,8 @@ section! {
         max_stop_string_chars: usize = 1_024, int(1, 1_048_576);
         /// All stop strings of a request together, in Unicode characters.
         max_stop_total_chars: usize = 32_768, int(1, 16_777_216);
+        /// Longest JSON schema, regular expression or grammar of a request, in bytes.
+        max_grammar_bytes: usize = 262_144, int(1, 4_194_304);
     }
 }
 
@@ -165,6 +167,11 @@ section! {
         /// What /v1/completions returns of best_of choices. "all": every one, the best first, so that OpenAI's answer is the
         /// beginning; "openai": the best n.
         best_of: BestOf = BestOf::All, Kind::Choice(&["all", "openai"]);
+        /// Log-probabilities that the TGI paths tell of generated tokens. "processed": of what tokens are drawn from, after
+        /// penalties, temperature and filters; "raw": of the model.
+        generate_logprobs: LogprobsConfig = LogprobsConfig::Processed, Kind::Choice(&["raw", "processed"]);
+        /// The same for the /v1 paths, alternatives included.
+        completions_logprobs: LogprobsConfig = LogprobsConfig::Raw, Kind::Choice(&["raw", "processed"]);
     }
 }
 

@@ -66,6 +66,17 @@ pub fn cores(list: &str) -> Option<Vec<usize>> {
     Some(cores)
 }
 
+/// Which log-probabilities of tokens an answer tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogprobsConfig {
+    /// Those of the model's own distribution.
+    #[default]
+    Raw,
+    /// Those of the distribution that tokens are drawn from: after biases, penalties, temperature and filters.
+    Processed,
+}
+
 /// Shape of a log line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -30,6 +30,8 @@ fn tgi_rules() -> tgi::request::Rules {
         default_top_k: 10,
         vocab_size: 300,
         strict: false,
+        max_grammar_bytes: 1_000,
+        processed_logprobs: true,
     }
 }
 
@@ -53,6 +55,8 @@ fn openai_rules() -> openai::request::Rules {
             fresh_seed: 5,
             default_temperature: 1.0,
             default_top_k: 10,
+            max_grammar_bytes: 1_000,
+            processed_logprobs: false,
         },
         strict: false,
     }

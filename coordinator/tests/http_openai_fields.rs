@@ -67,10 +67,42 @@ const WRONG: &[(&str, &[&str])] = &[
     ("echo", &["1", "\"true\""]),
     ("prompt_logprobs", &["-1", "21", "true", "1.0", "\"1\""]),
     ("suffix", &["1", "true", "[]", "\"x\""]),
-    ("logit_bias", &["1", "\"a\"", "[]", "true"]),
-    ("min_tokens", &["-1", "1.0", "true", "\"1\""]),
-    ("bad_words", &["1", "\"a\"", "{}"]),
-    ("allowed_token_ids", &["1", "\"a\"", "{}"]),
+    (
+        "logit_bias",
+        &[
+            "1",
+            "\"a\"",
+            "[]",
+            "true",
+            "{\"x\":1}",
+            "{\"-1\":1}",
+            "{\"1.0\":1}",
+            "{\"+1\":1}",
+            "{\"259\":1}",
+            "{\"5\":\"1\"}",
+            "{\"5\":null}",
+            "{\"5\":1e999}",
+            "{\"5\":1,\"05\":2}",
+        ],
+    ),
+    ("min_tokens", &["-1", "1.0", "true", "\"1\"", "2147483648"]),
+    ("bad_words", &["1", "\"a\"", "{}", "[\"\"]", "[1]"]),
+    (
+        "allowed_token_ids",
+        &["1", "\"a\"", "{}", "[]", "[\"1\"]", "[259]", "[-1]", "[1.0]"],
+    ),
+    (
+        "truncate_prompt_tokens",
+        &["0", "-2", "1.0", "true", "\"5\"", "2147483648"],
+    ),
+    (
+        "structured_outputs",
+        &["1", "[]", "{}", "{\"regex\":1}", "{\"regex\":\"\"}", "{\"choice\":[]}"],
+    ),
+    ("guided_json", &["1", "[]", "\"{\"", "{\"type\":\"unknown\"}"]),
+    ("guided_regex", &["1", "\"(\"", "\"\""]),
+    ("guided_choice", &["1", "\"a\"", "[\"\"]", "[1]"]),
+    ("guided_grammar", &["1", "\"start: missing\""]),
     (
         "response_format",
         &[
@@ -81,6 +113,10 @@ const WRONG: &[(&str, &[&str])] = &[
             "{\"type\":null}",
             "{\"type\":\"xml\"}",
             "{\"type\":1}",
+            "{\"type\":\"json_schema\"}",
+            "{\"type\":\"json_schema\",\"json_schema\":{}}",
+            "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":[1]}}",
+            "{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"type\":5}}}",
         ],
     ),
 ];
@@ -153,34 +189,10 @@ fn the_model_must_be_the_one_that_is_served() {
 }
 
 #[test]
-fn what_is_not_built_is_refused_and_neutral_values_are_not() {
+fn neutral_values_are_no_wishes() {
     let front = start();
-    let unbuilt = [
-        ("logit_bias", "{\"5\":1}"),
-        ("min_tokens", "1"),
-        ("bad_words", "[\"x\"]"),
-        ("allowed_token_ids", "[1]"),
-        ("truncate_prompt_tokens", "5"),
-        ("response_format", "{\"type\":\"json_object\"}"),
-        ("response_format", "{\"type\":\"json_schema\",\"json_schema\":{}}"),
-        ("structured_outputs", "{\"regex\":\"a\"}"),
-        ("guided_json", "{}"),
-    ];
-    for (field, value) in unbuilt {
-        for stream in ["false", "true"] {
-            let answer = with(
-                &front,
-                &format!("\"prompt\":\"a\",\"stream\":{stream},\"{field}\":{value}"),
-            );
-            assert_eq!(answer.status, 400, "{field}");
-            assert_eq!(message(&answer), format!("not supported yet: {field}"));
-            assert_eq!(answer.json()["error"]["param"], field);
-        }
-    }
-    assert_eq!(front.backend.count(), 0);
-
     let neutral = "\"prompt\":\"a\",\"n\":1,\"best_of\":1,\"use_beam_search\":false,\"echo\":false,\"suffix\":\"\",\
-        \"logit_bias\":{},\"min_tokens\":0,\"bad_words\":[],\"allowed_token_ids\":[],\"response_format\":{\"type\":\"text\"}";
+        \"logit_bias\":{},\"min_tokens\":0,\"bad_words\":[],\"response_format\":{\"type\":\"text\"}";
     assert_eq!(with(&front, neutral).status, 200);
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use engine::sequence::{OnFinish, SequenceSpec};
 use kv_transfer::receiver::Receiver;
 use node_shell::engine_thread::SequenceEvent;
+use node_shell::grammars;
 use node_shell::handle::{ReservedBlocks, SequenceGroup, SequenceStream, SubmitError};
 use node_shell::job::{JobGone, JobStream, check_tokens};
 use node_shell::process::{JobAdapter, NodeContext, NodeRole};
@@ -49,6 +50,9 @@ impl DecodeRole {
             Ok(adapter) => adapter,
             Err(problem) => return stream.fail(JobErrorKind::Invalid, problem).await,
         };
+        if let Err(error) = grammars::prepare(self.context.grammars.as_ref(), &job.sampling).await {
+            return stream.end(&JobEvent::Failed(error)).await;
+        }
         match job.source {
             KvSource::Compute => self.compute(job, adapter, stream).await,
             KvSource::Handoff => self.take_over(job, adapter, stream).await,

@@ -87,7 +87,8 @@ pub struct PlannedSequence {
 pub enum Wanted {
     /// So many sampled tokens, at least 1: choice `SamplingParams::choice` draws the first, the choices after it the others.
     Tokens(u32),
-    /// So many of the most probable tokens of the unmodified distribution (all, if there are fewer), best first.
+    /// So many of the most probable tokens of the distribution that tokens are drawn from at temperature 1, without filters
+    /// (all that may be drawn, if there are fewer), best first.
     Candidates(u32),
 }
 

@@ -14,10 +14,17 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("model-files", &[]),
     ("runtime", &["protocol", "config"]),
     ("engine", &["protocol", "config"]),
-    ("model", &["engine", "protocol", "config", "model-files"]),
+    ("grammar", &["protocol", "model-files"]),
+    ("model", &["engine", "protocol", "config", "model-files", "grammar"]),
     ("kv-transfer", &["protocol", "config", "runtime"]),
-    ("coordinator", &["protocol", "config", "runtime", "model-files"]),
-    ("node-shell", &["protocol", "config", "runtime", "engine", "model"]),
+    (
+        "coordinator",
+        &["protocol", "config", "runtime", "model-files", "grammar"],
+    ),
+    (
+        "node-shell",
+        &["protocol", "config", "runtime", "engine", "model", "grammar"],
+    ),
     (
         "prefill-node",
         &[

@@ -8,14 +8,16 @@ use std::sync::Arc;
 
 use engine::plan::{BlockId, PlannedSequence, SampleSpec, SequenceId, StepOutput, StepPlan, Wanted};
 use engine::runner::{LayerObserver, Runner, RunnerError};
+use grammar::Grammars;
 use protocol::kv::{KvLayout, ModelIdentity};
 use protocol::sampling::PromptLogprob;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::kernels::Cpu;
 use crate::kv_pool::{KvError, KvPool, StepAccess};
+use crate::masks::Masks;
 use crate::plan_check::{PlanChecker, PlanLimits};
-use crate::runner::{most_probable, sample_row};
+use crate::runner::{find_candidates, most_probable, sample_row};
 use crate::sampler::{Sampler, math};
 
 /// Called before every step, on the compute thread: may count, wait or block.
@@ -90,6 +92,7 @@ pub struct FakeRunner {
     cpu: Cpu,
     step_hook: Option<StepHook>,
     logits_hook: Option<LogitsHook>,
+    masks: Masks,
 }
 
 impl FakeRunner {
@@ -115,7 +118,14 @@ impl FakeRunner {
             cpu: Cpu::portable(),
             step_hook: None,
             logits_hook: None,
+            masks: Masks::new(None),
         }
+    }
+
+    /// Serves sequences with grammars, over the vocabulary of `grammars`.
+    pub fn with_grammars(mut self, grammars: Grammars) -> Self {
+        self.masks = Masks::new(Some(grammars));
+        self
     }
 
     /// Calls `hook` before every step.
@@ -233,15 +243,16 @@ impl FakeRunner {
         sample: &SampleSpec,
         out: &mut StepOutput,
     ) -> Result<(), String> {
+        let mask = self.masks.answers().of(id);
         match sample.wanted {
             Wanted::Tokens(count) => {
                 for choice in 0..count {
-                    let token = sample_row(&mut self.sampler, &self.logits, plan, sample, choice)?;
+                    let token = sample_row(&mut self.sampler, &self.logits, plan, (sample, mask), choice)?;
                     out.sampled.push((id, token));
                 }
             }
             Wanted::Candidates(count) => {
-                let list = most_probable(&mut self.sampler, &self.logits, count as usize)?;
+                let list = find_candidates(&mut self.sampler, &self.logits, plan, (sample, mask), count)?;
                 out.candidates.push((id, list));
             }
         }
@@ -271,6 +282,8 @@ impl Runner for FakeRunner {
         }
         self.checker.check(plan)?;
         let pool = Arc::clone(&self.pool);
+        self.masks.begin(plan);
+        self.masks.finish();
         pool.copy_blocks(&plan.copies)
             .map_err(|e| RunnerError::InvalidPlan(e.to_string()))?;
         let mut access = pool

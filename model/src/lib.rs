@@ -6,7 +6,8 @@
 //! 2. Its blocks are claimed in the [`kv_pool`], so that no handoff writes them meanwhile.
 //! 3. The rows of all sequences pass the layers together. In each, K and V of the rows go into the pool, the observer
 //!    is told, and attention reads what the pool holds: rows of this step, of earlier ones, and from other nodes alike.
-//! 4. Rows that sample or have targets get logits, some rows at a time; the [`sampler`] draws from them.
+//! 4. Rows that sample or have targets get logits, some rows at a time; the [`sampler`] draws from them. What grammars
+//!    allow next has been found out meanwhile, on a thread of its own.
 //!
 //! [`load()`] makes all of this from a file. [`fake::FakeModel`] has the same form and no weights.
 
@@ -18,6 +19,7 @@ pub mod kernels;
 mod kv_error;
 pub mod kv_pool;
 mod load;
+mod masks;
 mod plan_check;
 mod pool_size;
 mod runner;

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use config::{Compute, EngineConfig, KvDtypeConfig, ModelConfig, cores};
+use grammar::{Grammars, Vocabulary};
 use model_files::{ModelFiles, ModelFilesError};
 use protocol::kv::{AdapterIdentity, KvDtype, KvLayout, ModelIdentity};
 use thiserror::Error;
@@ -37,6 +38,8 @@ pub struct LoadedModel {
     pub cost: StepCost,
     /// What is kept in memory.
     pub memory: ModelMemory,
+    /// Compiles grammars for the runner: whoever is not the compute thread can have it done before a sequence comes.
+    pub grammars: Grammars,
 }
 
 /// Why a model could not be loaded.
@@ -163,10 +166,12 @@ pub fn load_with(
         kv_pool: block_bytes * pool.total_blocks() as u64,
         ..decoder.memory()
     };
+    let grammars = Grammars::new(Vocabulary::Path(files.path().to_path_buf()));
     Ok(LoadedModel {
         cost: decoder.cost(block_bytes / u64::from(layout.block_tokens)),
         memory,
-        runner: ModelRunner::new(decoder, Arc::clone(&pool), positions),
+        runner: ModelRunner::new(decoder, Arc::clone(&pool), positions, grammars.clone()),
+        grammars,
         pool,
         identity,
         layout,

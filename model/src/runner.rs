@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use engine::plan::{SampleSpec, SequenceId, StepOutput, StepPlan, Wanted as Wish};
 use engine::runner::{LayerObserver, Runner, RunnerError};
+use grammar::Grammars;
 use protocol::sampling::{PromptLogprob, SampledToken, SamplingParams};
 
 use crate::decoder::{Buffers, Decoder, WantedRows};
 use crate::kernels::{Cpu, log_sum_exp};
 use crate::kv_pool::KvPool;
+use crate::masks::{Answers, Mask, Masks};
 use crate::plan_check::{PlanChecker, PlanLimits};
 use crate::sampler::{Draw, SampleError, Sampler};
 
@@ -27,6 +29,7 @@ pub struct ModelRunner {
     wanted: Vec<WantedRows>,
     outputs: Vec<Output>,
     logits: Vec<f32>,
+    masks: Masks,
 }
 
 /// What a row's logits are for.
@@ -40,7 +43,7 @@ struct Output {
 }
 
 impl ModelRunner {
-    pub(crate) fn new(decoder: Decoder, pool: Arc<KvPool>, max_positions: usize) -> Self {
+    pub(crate) fn new(decoder: Decoder, pool: Arc<KvPool>, max_positions: usize, grammars: Grammars) -> Self {
         let limits = PlanLimits {
             vocab_size: decoder.vocab_size(),
             block_tokens: pool.layout().block_tokens as usize,
@@ -59,6 +62,7 @@ impl ModelRunner {
             wanted: Vec::new(),
             outputs: Vec::new(),
             logits: Vec::new(),
+            masks: Masks::new(Some(grammars)),
         }
     }
 
@@ -112,6 +116,7 @@ impl Runner for ModelRunner {
         self.checker.check(plan)?;
         let failed = |e: crate::kernels::KernelError| RunnerError::Failed(e.to_string());
         self.find_outputs(plan);
+        self.masks.begin(plan);
         let pool = Arc::clone(&self.pool);
         pool.copy_blocks(&plan.copies)
             .map_err(|e| RunnerError::InvalidPlan(e.to_string()))?;
@@ -123,6 +128,7 @@ impl Runner for ModelRunner {
             .forward(plan, &self.wanted, &mut access, observer, &mut self.buffers)
             .map_err(failed)?;
         drop(access);
+        self.masks.finish();
 
         let (vocab, width) = (self.decoder.vocab_size(), self.decoder.config.hidden_size);
         for (outputs, hidden) in self.outputs.chunks(LOGIT_ROWS).zip(hidden.chunks(LOGIT_ROWS * width)) {
@@ -133,9 +139,10 @@ impl Runner for ModelRunner {
             self.decoder.logits(hidden, logits, kernels).map_err(failed)?;
             self.rows.clear();
             self.rows.resize_with(outputs.len(), || Ok(Found::default()));
-            let cpu = &self.decoder.cpu;
+            let (cpu, masks) = (&self.decoder.cpu, self.masks.answers());
             cpu.each_item(&mut self.rows, &mut self.samplers, |i, row, sampler| {
-                *row = use_row(cpu, sampler, &logits[i * vocab..(i + 1) * vocab], plan, &outputs[i]);
+                let logits = &logits[i * vocab..(i + 1) * vocab];
+                *row = use_row(cpu, (sampler, masks), logits, plan, &outputs[i]);
             });
             for (output, row) in outputs.iter().zip(self.rows.drain(..)) {
                 let id = plan.sequences[output.sequence].id;
@@ -183,7 +190,13 @@ impl Found {
 }
 
 /// Takes what is wanted from a row of logits.
-fn use_row(cpu: &Cpu, sampler: &mut Sampler, logits: &[f32], plan: &StepPlan, output: &Output) -> Row {
+fn use_row(
+    cpu: &Cpu,
+    (sampler, masks): (&mut Sampler, &Answers),
+    logits: &[f32],
+    plan: &StepPlan,
+    output: &Output,
+) -> Row {
     let planned = &plan.sequences[output.sequence];
     let mut found = Found::default();
     if let Some(target) = output.target {
@@ -195,14 +208,15 @@ fn use_row(cpu: &Cpu, sampler: &mut Sampler, logits: &[f32], plan: &StepPlan, ou
         )?);
     }
     if let Some(sample) = planned.sample.as_ref().filter(|_| output.sample) {
-        match sample.wanted {
+        let sample = (sample, masks.of(planned.id));
+        match sample.0.wanted {
             Wish::Tokens(count) => {
                 found.sampled = Some(sample_row(sampler, logits, plan, sample, 0)?);
                 for choice in 1..count {
                     found.others.push(sample_row(sampler, logits, plan, sample, choice)?);
                 }
             }
-            Wish::Candidates(count) => found.candidates = most_probable(sampler, logits, count as usize)?,
+            Wish::Candidates(count) => found.candidates = find_candidates(sampler, logits, plan, sample, count)?,
         }
     }
     Ok(found)
@@ -236,29 +250,48 @@ pub(crate) fn most_probable(sampler: &mut Sampler, logits: &[f32], count: usize)
     sampler.most_probable(logits, count).map_err(|e| e.to_string())
 }
 
-/// Samples from the logits of a sequence's last row, for the choice that many after the first one.
+/// The most probable tokens of the distribution that tokens are drawn from at temperature 1.
+pub(crate) fn find_candidates(
+    sampler: &mut Sampler,
+    logits: &[f32],
+    plan: &StepPlan,
+    sample: (&SampleSpec, Option<&Mask>),
+    count: u32,
+) -> Result<Vec<(u32, f32)>, String> {
+    let draw = draw(plan, sample)?;
+    sampler
+        .candidates(logits, &draw, count as usize)
+        .map_err(|e| e.to_string())
+}
+
+/// Samples from the logits of a sequence's last row, for the choice that many after the first one. Beside what is wanted:
+/// what the sequence's grammar allows, if it has one.
 pub(crate) fn sample_row(
     sampler: &mut Sampler,
     logits: &[f32],
     plan: &StepPlan,
-    sample: &SampleSpec,
+    sample: (&SampleSpec, Option<&Mask>),
     choice: u32,
 ) -> Result<SampledToken, String> {
+    let mut draw = draw(plan, sample)?;
     let other;
-    let params = if choice == 0 {
-        &*sample.params
-    } else {
+    if choice > 0 {
         other = SamplingParams {
-            choice: sample.params.choice.wrapping_add(choice),
-            ..(*sample.params).clone()
+            choice: draw.params.choice.wrapping_add(choice),
+            ..draw.params.clone()
         };
-        &other
-    };
-    let draw = Draw {
-        params,
+        draw.params = &other;
+    }
+    sampler.sample(logits, &draw).map_err(|e: SampleError| e.to_string())
+}
+
+fn draw<'a>(plan: &'a StepPlan, (sample, mask): (&'a SampleSpec, Option<&'a Mask>)) -> Result<Draw<'a>, String> {
+    let mask = mask.map(Result::as_ref).transpose().map_err(Clone::clone)?;
+    Ok(Draw {
+        params: &sample.params,
         position: sample.output_position,
         history: &plan.history[sample.history.range()],
         prompt_len: sample.prompt_len as usize,
-    };
-    sampler.sample(logits, &draw).map_err(|e: SampleError| e.to_string())
+        mask: mask.map(Vec::as_slice),
+    })
 }

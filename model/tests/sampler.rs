@@ -17,6 +17,7 @@ fn draw<'a>(params: &'a SamplingParams, position: u32, history: &'a [u32], promp
         position,
         history,
         prompt_len,
+        mask: None,
     }
 }
 
@@ -161,6 +162,7 @@ fn agrees_with_the_naive_sampler() {
             seed: u64::from(i) << 20,
             choice: i % 3,
             top_logprobs: None,
+            ..SamplingParams::greedy()
         };
         let history: Vec<u32> = (0..i % 30)
             .map(|t| philox4x32([t, i, 1, 1], [3, 4])[0] % vocab as u32)

@@ -11,6 +11,7 @@
 
 pub mod cli;
 pub mod engine_thread;
+pub mod grammars;
 pub mod handle;
 pub mod job;
 mod membership;

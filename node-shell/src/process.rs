@@ -9,6 +9,7 @@ use config::{Config, ConfigError};
 use engine::engine::Engine;
 use engine::limits::{EngineLimits, LimitsError};
 use engine::runner::Runner;
+use grammar::Grammars;
 use model::ModelMemory;
 use model::kv_pool::KvPool;
 use protocol::PROTOCOL_VERSION;
@@ -104,6 +105,8 @@ pub struct NodeModel {
     pub max_position_embeddings: usize,
     /// What it keeps in memory.
     pub memory: ModelMemory,
+    /// Compiles grammars for the runner; `None` if it serves no sequences with grammars.
+    pub grammars: Option<Grammars>,
 }
 
 /// What a role builds itself from.
@@ -130,6 +133,8 @@ pub struct NodeContext {
     pub vocab_size: u32,
     /// Longest sequence the node holds, in tokens.
     pub max_seq_len: usize,
+    /// See [`NodeModel::grammars`].
+    pub grammars: Option<Grammars>,
 }
 
 /// What a job's adapter is to the engine.
@@ -177,6 +182,7 @@ pub fn load_model(config: &Config) -> Result<NodeModel, NodeError> {
         identity: loaded.identity,
         max_position_embeddings: loaded.max_position_embeddings as usize,
         memory: loaded.memory,
+        grammars: Some(loaded.grammars),
     })
 }
 
@@ -238,6 +244,7 @@ impl<R: NodeRole> Node<R> {
             vocab_size: model.identity.vocab_size,
             model: model.identity,
             max_seq_len,
+            grammars: model.grammars,
             config: config.clone(),
         };
         let member = Arc::new(Member {

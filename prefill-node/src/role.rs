@@ -8,6 +8,7 @@ use kv_transfer::core::Extent;
 use kv_transfer::error::TransferError;
 use kv_transfer::pusher::{Push, Pusher};
 use node_shell::engine_thread::{ComputedEvent, SequenceEvent, StepTap, TokenEvent};
+use node_shell::grammars;
 use node_shell::handle::SequenceStream;
 use node_shell::job::{JobGone, JobStream, check_tokens};
 use node_shell::process::{JobAdapter, NodeContext, NodeRole};
@@ -135,6 +136,9 @@ impl PrefillRole {
         let adapter = self
             .check(job)
             .map_err(|problem| Stop::failed(JobErrorKind::Invalid, problem))?;
+        grammars::prepare(self.context.grammars.as_ref(), &job.sampling)
+            .await
+            .map_err(Stop::Failed)?;
         let mut handoff = match &job.handoff {
             Some(target) => Some(self.open(job, target, deadline)?),
             None => None,

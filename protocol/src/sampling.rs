@@ -4,13 +4,14 @@ use bincode::{Decode, Encode};
 
 /// How the next token is chosen from the logits.
 ///
-/// Order of the warpers: repetition, presence and frequency penalty, temperature, `top_k`, `top_p`, `typical_p`,
-/// `min_p`. The random draw is a pure function of (`seed`, `choice`, output position), so nothing about random state
+/// Order of the warpers: `watermark`, `logit_bias`, repetition, presence and frequency penalty, then what may not be drawn
+/// (`allowed_token_ids`, `bad_words`, `min_tokens`, `grammar`), temperature, `top_k`, `top_p`, `typical_p`, `min_p`. The
+/// random draw is a pure function of (`seed`, `choice`, output position), so nothing about random state
 /// ever has to move between nodes.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct SamplingParams {
-    /// Take the most probable token after penalties; ties go to the lowest id. The warpers below temperature do not
-    /// apply.
+    /// Take the most probable token of those that may be drawn, after penalties; ties go to the lowest id. Temperature and
+    /// the warpers behind it do not apply.
     pub greedy: bool,
     /// Divides the logits; > 0.
     pub temperature: f32,
@@ -34,6 +35,50 @@ pub struct SamplingParams {
     pub choice: u32,
     /// Number of alternatives to report at every position; `None` = do not report any.
     pub top_logprobs: Option<u8>,
+    /// The alternatives are those of the distribution that tokens are drawn from, not of the model's.
+    pub processed_logprobs: bool,
+    /// Make "green" tokens more probable: half of the vocabulary, chosen anew by each previous token, gains 2.0 (nats).
+    pub watermark: bool,
+    /// Added to the logits of single tokens; ascending ids, finite numbers.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Only these tokens may be drawn; ascending; empty = all.
+    pub allowed_token_ids: Vec<u32>,
+    /// Sequences of tokens of which the output never has the last one behind the others; none is empty.
+    pub bad_words: Vec<Vec<u32>>,
+    /// Tokens that must be generated before one of `end_token_ids` may be. A grammar that allows nothing else goes first.
+    pub min_tokens: u32,
+    /// What `min_tokens` holds back; empty where that is 0.
+    pub end_token_ids: Vec<u32>,
+    /// What the output must be.
+    pub grammar: Option<Grammar>,
+}
+
+/// What the text of an output must be. An end-of-sequence token is allowed where the text is complete.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum Grammar {
+    /// JSON that fits this JSON schema (itself JSON).
+    JsonSchema(String),
+    /// The whole output matches this regular expression.
+    Regex(String),
+    /// A context-free grammar: in Lark's notation, whose first rule is `start`, or in llama.cpp's GBNF (`root`).
+    Lark(String),
+    /// One of these strings.
+    Choice(Vec<String>),
+}
+
+impl Grammar {
+    /// Bytes of the text that describes it.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::JsonSchema(text) | Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Choice(choices) => choices.iter().map(String::len).sum(),
+        }
+    }
+
+    /// True if nothing describes it.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 impl SamplingParams {
@@ -52,12 +97,34 @@ impl SamplingParams {
             seed: 0,
             choice: 0,
             top_logprobs: None,
+            processed_logprobs: false,
+            watermark: false,
+            logit_bias: Vec::new(),
+            allowed_token_ids: Vec::new(),
+            bad_words: Vec::new(),
+            min_tokens: 0,
+            end_token_ids: Vec::new(),
+            grammar: None,
         }
     }
 
-    /// True if the token history changes the logits.
-    pub fn needs_history(&self) -> bool {
+    /// True if tokens that occurred are penalised.
+    pub fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    /// True if the token history changes the logits, or which tokens may be drawn.
+    pub fn needs_history(&self) -> bool {
+        self.penalises() || self.watermark || !self.bad_words.is_empty() || self.grammar.is_some()
+    }
+
+    /// True if the distribution that tokens are drawn from, before temperature and filters, is not the model's; for the
+    /// token at `position` of the output.
+    pub fn changes_logits(&self, position: u32) -> bool {
+        self.needs_history()
+            || !self.logit_bias.is_empty()
+            || !self.allowed_token_ids.is_empty()
+            || position < self.min_tokens
     }
 }
 
@@ -121,7 +188,8 @@ pub struct SampledToken {
     pub logprob: f32,
     /// Log-probability (nats) of the unmodified model distribution: what OpenAI reports.
     pub raw_logprob: f32,
-    /// The most probable tokens of the unmodified distribution with their log-probabilities, best first; empty unless
-    /// `SamplingParams::top_logprobs` asks for some.
+    /// The most probable tokens of the unmodified distribution (or, with `SamplingParams::processed_logprobs`, of the one
+    /// tokens are drawn from) with their log-probabilities, best first; empty unless `SamplingParams::top_logprobs` asks for
+    /// some.
     pub top_logprobs: Vec<(u32, f32)>,
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use protocol::control::StepTiming;
 use protocol::sampling::{FinishReason, SampledToken, StopRules};
 
-use super::stop::StopMatcher;
+use super::stop::{Released, StopMatcher};
 use super::types::{Completion, Finish, OutputToken, ServeRequest};
 
 /// Makes decoders: the tokenizer, as the ledger sees it.
@@ -56,6 +56,8 @@ pub struct Ledger {
     tokens: Vec<u32>,
     stop: Arc<StopRules>,
     keep_terminator: bool,
+    /// Tokens before which no stop string ends the request.
+    min_tokens: usize,
     detokenizer: Arc<dyn Detokenizer>,
     /// Of all tokens, special ones by their names.
     literal: Box<dyn TextDecoder>,
@@ -88,6 +90,7 @@ impl Ledger {
             tokens: Vec::new(),
             stop,
             keep_terminator: request.include_stop_str,
+            min_tokens: request.sampling.min_tokens as usize,
             literal: detokenizer.decoder(false),
             visible: detokenizer.decoder(request.skip_special_tokens),
             detokenizer,
@@ -150,7 +153,7 @@ impl Ledger {
         } else {
             self.visible.push(token)
         };
-        let released = self.matcher.push(&added);
+        let released = self.feed(&added);
         if let Some(string) = released.stop {
             return (
                 released.text,
@@ -165,7 +168,7 @@ impl Ledger {
         };
         // Bytes that wait for the rest of a character become text now, and that text may complete a stop string.
         let rest = self.visible.finish();
-        let last = self.matcher.push(&rest);
+        let last = self.feed(&rest);
         let completion = match last.stop {
             Some(string) => self.completion(Finish::StopString(string), last.text),
             None => {
@@ -174,6 +177,15 @@ impl Ledger {
             }
         };
         (released.text, Some(completion))
+    }
+
+    /// Gives text to the stop matcher.
+    fn feed(&mut self, text: &str) -> Released {
+        if self.tokens.len() <= self.min_tokens {
+            self.matcher.pass(text)
+        } else {
+            self.matcher.push(text)
+        }
     }
 
     fn completion(&self, finish: Finish, tail: String) -> Completion {

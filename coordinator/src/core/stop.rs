@@ -86,12 +86,34 @@ impl StopMatcher {
                 return self.matched(pattern as usize, at + 1);
             }
         }
-        let hold = nodes[self.state as usize].depth as usize;
-        let kept = self.held.split_off(self.held.len() - hold);
         Released {
-            text: std::mem::replace(&mut self.held, kept),
+            text: self.release(),
             stop: None,
         }
+    }
+
+    /// Adds text within which no stop string may end. One that begins in it may end in what comes later.
+    pub fn pass(&mut self, text: &str) -> Released {
+        self.held.push_str(text);
+        let automaton = &self.automaton;
+        for &byte in text.as_bytes() {
+            self.state = automaton.next(self.state, byte);
+        }
+        // A whole stop string is nothing to wait for unless it is the beginning of another one.
+        while self.state != 0 && automaton.nodes[self.state as usize].first_child == NONE {
+            self.state = automaton.nodes[self.state as usize].fail;
+        }
+        Released {
+            text: self.release(),
+            stop: None,
+        }
+    }
+
+    /// What is held back and cannot become a part of a stop string any more.
+    fn release(&mut self) -> String {
+        let hold = self.automaton.nodes[self.state as usize].depth as usize;
+        let kept = self.held.split_off(self.held.len() - hold);
+        std::mem::replace(&mut self.held, kept)
     }
 
     /// The text has ended without a stop string: what was held back.

@@ -27,6 +27,10 @@ pub struct Answer {
     skip_special: bool,
     /// The stop strings, if a matched one stays in the text.
     kept_stops: Arc<[String]>,
+    /// Tokens before which no stop string ends a choice.
+    min_tokens: u32,
+    /// Tell log-probabilities of what tokens are drawn from, not the model's.
+    processed_logprobs: bool,
     /// Steps that have been taken and not told.
     ahead: VecDeque<Step>,
     /// Choices that have not ended.
@@ -143,6 +147,8 @@ impl Answer {
             kept_stops: first
                 .filter(|request| request.include_stop_str)
                 .map_or_else(|| Arc::from([]), |request| Arc::clone(&request.stop_strings)),
+            min_tokens: first.map_or(0, |request| request.sampling.min_tokens),
+            processed_logprobs: first.is_some_and(|request| request.sampling.processed_logprobs),
             ahead: VecDeque::new(),
             open: 0,
             running: prompts.len(),
@@ -288,7 +294,14 @@ impl Answer {
         (choice < self.per_prompt && index < self.choices.len()).then_some(index)
     }
 
-    fn token(&mut self, request: usize, choice: u32, token: OutputToken) -> Step {
+    fn token(&mut self, request: usize, choice: u32, mut token: OutputToken) -> Step {
+        // Which of the two is told is decided here, once for all that write answers.
+        let sampled = &mut token.sampled;
+        if self.processed_logprobs {
+            sampled.raw_logprob = sampled.logprob;
+        } else {
+            sampled.logprob = sampled.raw_logprob;
+        }
         let Some(index) = self.index(request, choice) else {
             return Step::Failed(incomplete());
         };
@@ -336,7 +349,7 @@ impl Answer {
         }
         let text = &mut self.choices[index].text;
         text.push_str(&token.visible);
-        self.kept_stops.iter().any(|stop| text.ends_with(stop.as_str()))
+        token.sampled.position >= self.min_tokens && self.kept_stops.iter().any(|stop| text.ends_with(stop.as_str()))
     }
 }
 

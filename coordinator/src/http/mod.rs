@@ -16,6 +16,7 @@ pub mod answer;
 pub mod backend;
 pub mod body;
 pub mod connection;
+mod constraints;
 pub mod docs;
 pub mod envelope;
 pub mod error;

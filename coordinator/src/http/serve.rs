@@ -1,6 +1,7 @@
 //! From a checked call to the cluster: token limits, submission, the wait for the first token. What comes back is an
 //! [`Answer`].
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use protocol::ids::RequestId;
@@ -84,7 +85,7 @@ impl HttpState {
         answer.wait_for_first_token().await
     }
 
-    fn request(&self, draft: Draft) -> Result<ServeRequest, ApiError> {
+    fn request(&self, mut draft: Draft) -> Result<ServeRequest, ApiError> {
         let (tokens, most) = (draft.tokens.len(), self.lengths.input);
         if tokens == 0 || tokens > most {
             let field = draft.prompt_field;
@@ -101,6 +102,11 @@ impl HttpState {
             ignore_eos: draft.ignore_eos,
             stop_token_ids: draft.stop_token_ids,
         };
+        if draft.sampling.min_tokens > 0 {
+            let ends = stop.eos_token_ids.iter().chain(&stop.stop_token_ids).copied();
+            let ends: BTreeSet<u32> = ends.collect();
+            draft.sampling.end_token_ids = ends.into_iter().collect();
+        }
         Ok(ServeRequest {
             id: draft.id,
             token_ids: draft.tokens,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use actix_web::web::Payload;
 use actix_web::{HttpMessage, HttpRequest};
 use config::{Config, CoordinatorConfig, LimitsConfig};
+use grammar::{Grammars, Vocabulary};
 use model_files::TextModel;
 use protocol::ids::RequestId;
 use runtime::clock::Clock;
@@ -85,6 +86,8 @@ pub struct HttpState {
     pub model: ServedModel,
     /// Prompts to tokens.
     pub prompts: PromptTokenizer,
+    /// Says whether a grammar can be used.
+    pub grammars: Grammars,
     /// What clients may ask for.
     pub limits: LimitsConfig,
     /// The same in tokens, with the model's own limit.
@@ -114,6 +117,7 @@ impl HttpState {
         let model = ServedModel::new(&config.model, text);
         let grace = Duration::from_millis(config.coordinator.request_head_timeout_ms);
         Self {
+            grammars: Grammars::new(Vocabulary::Text(Box::new(model.text.clone()))),
             prompts: PromptTokenizer::new(model.text.tokenizer.clone(), long_work.clone()),
             long_work,
             high_seed_seen: AtomicBool::new(false),
@@ -179,6 +183,11 @@ impl HttpState {
     /// True if a request for `model` is served: always, if any name is taken.
     pub fn serves(&self, model: &str) -> bool {
         self.front.any_model_name || self.model.is_called(model)
+    }
+
+    /// Threads for what takes long.
+    pub(super) fn long_work(&self) -> &LongWork {
+        &self.long_work
     }
 
     /// The tokens of a prompt that came in `field`.
@@ -265,7 +274,8 @@ impl HttpState {
     }
 }
 
-fn stopped(error: PromptError) -> ApiError {
+/// The process stops.
+pub(super) fn stopped(error: PromptError) -> ApiError {
     ApiError::new(ErrorKind::Unavailable, error.to_string())
 }
 

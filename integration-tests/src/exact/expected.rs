@@ -74,12 +74,18 @@ fn text_of(tokenizer: &TextTokenizer, ids: &[u32], skip_special: bool, complete:
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The stop string that ends first in `text`, the first of the list among equals: where the text is cut, and which.
-fn first_stop(text: &str, stops: &[String], keep: bool) -> Option<(usize, String)> {
+/// The stop string that ends first in `text` behind `passed`, the first of the list among equals: where the text is cut, and
+/// which.
+fn first_stop(text: &str, passed: usize, stops: &[String], keep: bool) -> Option<(usize, String)> {
+    let place = |stop: &str| {
+        let starts = text.char_indices().map(|(at, _)| at);
+        let mut places = starts.filter(|&at| text[at..].starts_with(stop) && at + stop.len() > passed);
+        places.next()
+    };
     let found = stops
         .iter()
         .enumerate()
-        .filter_map(|(i, stop)| text.find(stop.as_str()).map(|at| (at + stop.len(), i, at)));
+        .filter_map(|(i, stop)| place(stop).map(|at| (at + stop.len(), i, at)));
     found
         .min()
         .map(|(end, i, at)| (if keep { end } else { at }, stops[i].clone()))
@@ -89,6 +95,7 @@ fn first_stop(text: &str, stops: &[String], keep: bool) -> Option<(usize, String
 /// at most the length of `endless`.
 pub fn ending(query: &Query, most: u32, endless: &[u32], model: &TextModel) -> Ending {
     let rules = query.stop_rules(most, &model.eos_token_ids);
+    let mut passed = 0;
     for (i, &token) in endless.iter().enumerate() {
         let tokens = i + 1;
         let by_token = if !rules.ignore_eos && rules.eos_token_ids.contains(&token) {
@@ -104,7 +111,10 @@ pub fn ending(query: &Query, most: u32, endless: &[u32], model: &TextModel) -> E
         };
         let over = by_token.is_some() || limit_reached;
         let text = text_of(&model.tokenizer, &endless[..shown], query.skip_special, over);
-        if let Some((at, stop)) = first_stop(&text, &query.stop, query.keep_stop) {
+        if i < query.min_tokens as usize {
+            passed = text.len();
+        }
+        if let Some((at, stop)) = first_stop(&text, passed, &query.stop, query.keep_stop) {
             return Ending {
                 tokens,
                 text: text[..at].to_owned(),

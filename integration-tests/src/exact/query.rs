@@ -1,6 +1,10 @@
 //! A request, as a body of every endpoint and as the parameters of the engine.
 
-use protocol::sampling::{SamplingParams, StopRules};
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+use model_files::{TextModel, TextTokenizer};
+use protocol::sampling::{Grammar, SamplingParams, StopRules};
 use serde_json::{Value, json};
 
 use crate::ask::{Door, MODEL_NAME};
@@ -31,6 +35,14 @@ pub struct Draw {
     pub frequency_penalty: Option<f64>,
     /// At least 1.
     pub seed: u64,
+    /// TGI only.
+    pub watermark: bool,
+    /// OpenAI only; ascending ids.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// OpenAI only; ascending; empty = not sent.
+    pub allowed_token_ids: Vec<u32>,
+    /// What the text must be; OpenAI only if it is a choice or in Lark's notation.
+    pub grammar: Option<Grammar>,
 }
 
 impl Draw {
@@ -44,8 +56,14 @@ impl Draw {
 
     /// True if only one of the two families has what is asked.
     pub fn belongs_to(&self, door: Door) -> bool {
-        let openai_only = self.min_p.is_some() || self.presence_penalty.is_some() || self.frequency_penalty.is_some();
-        let tgi_only = self.typical_p.is_some() || (!self.sample && self.repetition_penalty.is_some());
+        let openai_only = self.min_p.is_some()
+            || self.presence_penalty.is_some()
+            || self.frequency_penalty.is_some()
+            || !self.logit_bias.is_empty()
+            || !self.allowed_token_ids.is_empty()
+            || matches!(self.grammar, Some(Grammar::Choice(_) | Grammar::Lark(_)));
+        let tgi_only =
+            self.watermark || self.typical_p.is_some() || (!self.sample && self.repetition_penalty.is_some());
         if door.is_tgi() { !openai_only } else { !tgi_only }
     }
 
@@ -68,6 +86,11 @@ impl Draw {
             seed: self.seed,
             choice: 0,
             top_logprobs: top,
+            watermark: self.watermark,
+            logit_bias: self.logit_bias.clone(),
+            allowed_token_ids: self.allowed_token_ids.clone(),
+            grammar: self.grammar.clone(),
+            ..greedy
         }
     }
 }
@@ -97,6 +120,12 @@ pub struct Query {
     pub prompt_logprobs: bool,
     /// Name of an adapter: the TGI paths' `adapter_id`, the others' model.
     pub adapter: Option<String>,
+    /// Tokens before which nothing but the limit ends the answer; OpenAI only.
+    pub min_tokens: u32,
+    /// Words that must not appear; OpenAI only.
+    pub bad_words: Vec<String>,
+    /// Tokens that are kept at the end of the prompt.
+    pub truncate: Option<u32>,
 }
 
 impl Query {
@@ -114,6 +143,9 @@ impl Query {
             top: 0,
             prompt_logprobs: false,
             adapter: None,
+            min_tokens: 0,
+            bad_words: Vec::new(),
+            truncate: None,
         }
     }
 
@@ -122,10 +154,53 @@ impl Query {
         self.adapter.as_deref().unwrap_or(MODEL_NAME)
     }
 
+    /// The prompt's tokens.
+    ///
+    /// # Errors
+    /// The tokenizer gives up.
+    pub fn prompt_tokens(&self, tokenizer: &TextTokenizer) -> Result<Vec<u32>> {
+        let mut tokens = tokenizer.encode(&self.prompt)?;
+        if let Some(keep) = self.truncate {
+            tokens.drain(..tokens.len().saturating_sub(keep as usize));
+        }
+        Ok(tokens)
+    }
+
+    /// What the engine is to do, by the API's text. `top`: alternatives to report.
+    ///
+    /// # Errors
+    /// A bad word that cannot be tokenised.
+    pub fn params(&self, model: &TextModel, top: Option<u8>) -> Result<SamplingParams> {
+        let mut params = self.draw.params(model.vocab_size, top);
+        for word in &self.bad_words {
+            let bare = model.tokenizer.encode_plain(word)?;
+            let spaced = model.tokenizer.encode_plain(&format!(" {word}"))?;
+            let another = bare[0] != spaced[0] && bare.len() == spaced.len();
+            params.bad_words.push(bare);
+            params.bad_words.extend(another.then_some(spaced));
+        }
+        params.min_tokens = self.min_tokens;
+        if self.min_tokens > 0 {
+            let ends: BTreeSet<u32> = model
+                .eos_token_ids
+                .iter()
+                .chain(&self.stop_token_ids)
+                .copied()
+                .collect();
+            params.end_token_ids = ends.into_iter().collect();
+        }
+        Ok(params)
+    }
+
     /// True if the answer at this door can be what is asked. `top` and `prompt_logprobs` change no token: a door that does
     /// not have them is asked without them.
     pub fn belongs_to(&self, door: Door) -> bool {
-        let openai_only = self.ignore_eos || self.keep_stop || !self.skip_special || !self.stop_token_ids.is_empty();
+        let openai_only = self.ignore_eos
+            || self.keep_stop
+            || !self.skip_special
+            || !self.stop_token_ids.is_empty()
+            || self.min_tokens > 0
+            || !self.bad_words.is_empty();
         !(door.is_tgi() && openai_only) && self.draw.belongs_to(door)
     }
 
@@ -168,6 +243,13 @@ impl Query {
                 "seed": draw.seed,
                 "adapter_id": self.adapter,
                 "stop": (!self.stop.is_empty()).then_some(&self.stop),
+                "truncate": self.truncate,
+                "watermark": draw.watermark.then_some(true),
+                "grammar": match &draw.grammar {
+                    Some(Grammar::JsonSchema(schema)) => json!({ "type": "json", "value": schema }),
+                    Some(Grammar::Regex(pattern)) => json!({ "type": "regex", "value": pattern }),
+                    Some(Grammar::Choice(_) | Grammar::Lark(_)) | None => Value::Null,
+                },
             },
         })
     }
@@ -194,8 +276,24 @@ impl Query {
             "logprobs": self.top,
             "return_token_ids": true,
             "stream": door.is_stream(),
+            "truncate_prompt_tokens": self.truncate,
+            "logit_bias": (!draw.logit_bias.is_empty()).then(|| bias_object(&draw.logit_bias)),
+            "allowed_token_ids": (!draw.allowed_token_ids.is_empty()).then_some(&draw.allowed_token_ids),
+            "min_tokens": self.min_tokens,
+            "bad_words": (!self.bad_words.is_empty()).then_some(&self.bad_words),
+            "structured_outputs": draw.grammar.as_ref().map(|grammar| match grammar {
+                Grammar::JsonSchema(schema) => json!({ "json": schema }),
+                Grammar::Regex(pattern) => json!({ "regex": pattern }),
+                Grammar::Lark(text) => json!({ "grammar": text }),
+                Grammar::Choice(choices) => json!({ "choice": choices }),
+            }),
         })
     }
+}
+
+fn bias_object(bias: &[(u32, f32)]) -> Value {
+    let entries = bias.iter().map(|(token, amount)| (token.to_string(), json!(amount)));
+    Value::Object(entries.collect())
 }
 
 /// Null equals absent; half of the tests of a field should not depend on it.

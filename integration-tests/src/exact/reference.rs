@@ -118,18 +118,29 @@ impl Reference {
     }
 
     fn run(&mut self, query: &Query, choice: u32, stop: StopRules) -> Result<Continuation> {
-        let prompt = self.text.tokenizer.encode(&query.prompt)?;
+        self.go_on(query, choice, stop, &[])
+    }
+
+    /// As [`Reference::answer`], behind the tokens `generated` that are there already: what a node does that takes a
+    /// request over.
+    pub fn resumed(&mut self, query: &Query, most: u32, generated: &[u32]) -> Result<Continuation> {
+        let rules = query.stop_rules(most, &self.text.eos_token_ids);
+        self.go_on(query, 0, rules, generated)
+    }
+
+    fn go_on(&mut self, query: &Query, choice: u32, stop: StopRules, generated: &[u32]) -> Result<Continuation> {
+        let prompt = query.prompt_tokens(&self.text.tokenizer)?;
         let adapter = match &query.adapter {
             Some(name) => Some(self.identity.adapter(name).context("an unknown adapter")?.0 as u32),
             None => None,
         };
         let sampling = SamplingParams {
             choice,
-            ..query.draw.params(self.text.vocab_size, Some(MOST_ALTERNATIVES))
+            ..query.params(&self.text, Some(MOST_ALTERNATIVES))?
         };
         let id = self.engine.add(SequenceSpec {
             prompt_len: prompt.len(),
-            token_ids: prompt.clone(),
+            token_ids: [prompt.as_slice(), generated].concat(),
             sampling: Arc::new(sampling),
             stop,
             prompt_logprobs: query.prompt_logprobs.then_some(0),

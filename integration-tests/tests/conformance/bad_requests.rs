@@ -112,6 +112,54 @@ fn case_25_bodies_that_are_no_object() -> Result<()> {
 }
 
 #[test]
+fn case_26_formats_that_cannot_be_meant() -> Result<()> {
+    let scene = scene()?;
+    let schema = |schema: Value| json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
+    for format in [
+        json!({ "type": "json_schema" }),
+        json!({ "type": "json_schema", "json_schema": { "name": "x" } }),
+        schema(json!("{")),
+        schema(json!({ "type": "strnig" })),
+        schema(json!({ "$ref": "#/nowhere" })),
+        schema(json!({ "type": "string", "pattern": "(" })),
+    ] {
+        for stream in [false, true] {
+            let body = json!({ "prompt": "a", "stream": stream, "response_format": format });
+            refused(&scene, &body, "response_format")?;
+        }
+    }
+    for outputs in [
+        json!({ "regex": "[" }),
+        json!({ "grammar": "no grammar" }),
+        json!({ "choice": [] }),
+        json!({ "json": { "minimum": "x" } }),
+    ] {
+        refused(
+            &scene,
+            &json!({ "prompt": "a", "structured_outputs": outputs }),
+            "structured_outputs",
+        )?;
+    }
+    let right = json!({ "prompt": "a", "max_tokens": 9, "structured_outputs": { "choice": ["yes", "no"] } });
+    let text = crate::text(&scene.complete(right)?.ok()?)?;
+    ensure!(text == "yes" || text == "no", "{text:?}");
+    scene.is_well()
+}
+
+#[test]
+fn case_27_formats_of_unknown_types() -> Result<()> {
+    let scene = scene()?;
+    for kind in [json!("yaml"), json!(1), json!(null)] {
+        refused(
+            &scene,
+            &json!({ "prompt": "a", "response_format": { "type": kind } }),
+            "response_format",
+        )?;
+    }
+    scene.is_well()
+}
+
+#[test]
 fn case_28_seeds_beyond_64_bits() -> Result<()> {
     let scene = scene()?;
     for seed in [

@@ -130,6 +130,7 @@ impl Bench {
                         position,
                         history: if params.needs_history() { &history } else { &[] },
                         prompt_len: if params.needs_history() { 256 } else { 0 },
+                        mask: None,
                     };
                     black_box(sampler.sample(&logits, &draw).expect("finite logits"));
                 });

@@ -31,7 +31,8 @@ impl Candidate {
         }
     }
 
-    fn by_probability(&self, other: &Self) -> Ordering {
+    /// More probable first, equals by their id.
+    pub(super) fn by_probability(&self, other: &Self) -> Ordering {
         other.logit.total_cmp(&self.logit).then(self.token.cmp(&other.token))
     }
 

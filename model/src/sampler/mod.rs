@@ -1,13 +1,16 @@
 //! From logits to a token: pure functions of (logits, parameters, history, position).
 //!
-//! Order: repetition, presence and frequency penalty, temperature, `top_k`, `top_p`, `typical_p`, `min_p`, then the draw
-//! by the inverse of the cumulative distribution over the remaining tokens in the order of their ids. Greedy decoding
-//! takes the best token after the penalties; temperature and filters do not apply to it.
+//! Order: watermark, `logit_bias`, repetition, presence and frequency penalty, what may not be drawn, temperature, `top_k`,
+//! `top_p`, `typical_p`, `min_p`, then the draw by the inverse of the cumulative distribution over the remaining tokens in
+//! the order of their ids. Greedy decoding takes the best token that may be drawn, after the penalties; temperature and
+//! filters do not apply to it.
 
+mod constraint;
 mod filter;
 pub mod math;
 mod penalty;
 pub mod random;
+mod watermark;
 
 use protocol::sampling::{SampledToken, SamplingParams};
 use thiserror::Error;
@@ -75,13 +78,28 @@ pub struct Draw<'a> {
     pub history: &'a [u32],
     /// How many tokens of the history are the prompt.
     pub prompt_len: usize,
+    /// Which tokens the grammar allows, if there is one: a bit for each id, 32 to a word, the lowest id in the lowest bit.
+    pub mask: Option<&'a [u32]>,
+}
+
+/// A token that was drawn, and what its distribution was measured against.
+struct Chosen {
+    token: u32,
+    logprob: f32,
+    /// Best logit.
+    best: f32,
+    /// Logarithm of the sum of the remaining tokens' weights.
+    log_sum: f64,
+    /// `Sampler::candidates` are the tokens that remained; otherwise all did.
+    filtered: bool,
 }
 
 /// Samples tokens; holds scratch memory only, so results do not depend on what it sampled before.
 #[derive(Debug, Default)]
 pub struct Sampler {
     penalties: penalty::Penalties,
-    /// Logits after penalties.
+    watermark: watermark::Watermark,
+    /// Logits after biases, penalties and bans.
     adjusted: Vec<f32>,
     weights: Vec<f32>,
     sums: Vec<f64>,
@@ -151,22 +169,21 @@ impl Sampler {
         let raw_log_sum = math::sum_exp(logits, raw_best.logit).ln();
         let raw = |logit: f32| (f64::from(logit - raw_best.logit) - raw_log_sum) as f32;
 
-        let (token, logprob) = if params.needs_history() {
+        let known = Some((raw_best, raw_log_sum));
+        let mut top_logprobs = Vec::new();
+        let (token, logprob) = if draw.mask.is_some() || params.changes_logits(draw.position) {
             let mut adjusted = std::mem::take(&mut self.adjusted);
             adjusted.clear();
             adjusted.extend_from_slice(logits);
-            let chosen = self
-                .penalties
-                .apply(&mut adjusted, params, draw.history, draw.prompt_len)
-                .and_then(|()| self.choose(&adjusted, draw, None));
+            let drawn = self
+                .adjust(&mut adjusted, draw)
+                .and_then(|()| self.choose(&adjusted, draw, None, &mut top_logprobs));
             self.adjusted = adjusted;
-            chosen?
+            drawn?
         } else {
-            self.choose(logits, draw, Some((raw_best, raw_log_sum)))?
+            self.choose(logits, draw, known, &mut top_logprobs)?
         };
-
-        let mut top_logprobs = Vec::new();
-        if let Some(n) = params.top_logprobs {
+        if let Some(n) = params.top_logprobs.filter(|_| !params.processed_logprobs) {
             filter::top_k(logits, usize::from(n), &mut self.candidates);
             top_logprobs.extend(self.candidates.iter().map(|c| (c.token, raw(c.logit))));
         }
@@ -203,13 +220,99 @@ impl Sampler {
         Ok(self.candidates.iter().map(|c| c.token))
     }
 
-    /// A token and its log-probability. `known`: best logit and logarithm of the sum of exponentials, if computed before.
+    /// The `count` most probable tokens of the distribution that tokens are drawn from at temperature 1, without filters;
+    /// otherwise as [`Self::most_probable`]. Tokens that may not be drawn are not among them.
+    ///
+    /// # Errors
+    /// As [`Self::sample`].
+    pub fn candidates(
+        &mut self,
+        logits: &[f32],
+        draw: &Draw<'_>,
+        count: usize,
+    ) -> Result<Vec<(u32, f32)>, SampleError> {
+        if draw.mask.is_none() && !draw.params.changes_logits(draw.position) {
+            return self.most_probable(logits, count);
+        }
+        let mut adjusted = std::mem::take(&mut self.adjusted);
+        adjusted.clear();
+        adjusted.extend_from_slice(logits);
+        let found = self
+            .adjust(&mut adjusted, draw)
+            .and_then(|()| self.most_probable(&adjusted, count));
+        self.adjusted = adjusted;
+        found.map(|mut tokens| {
+            tokens.retain(|(_, logprob)| *logprob > f32::NEG_INFINITY);
+            tokens
+        })
+    }
+
+    /// Everything that changes logits before the temperature does.
+    fn adjust(&mut self, logits: &mut [f32], draw: &Draw<'_>) -> Result<(), SampleError> {
+        let (params, history) = (draw.params, draw.history);
+        if params.watermark
+            && let Some(&previous) = history.last()
+        {
+            self.watermark.apply(logits, previous);
+        }
+        constraint::bias(logits, &params.logit_bias)?;
+        if params.penalises() {
+            self.penalties.apply(logits, params, history, draw.prompt_len)?;
+        }
+        let output = history.get(draw.prompt_len..).unwrap_or_default();
+        constraint::forbid(logits, params, draw.position, output, draw.mask)
+    }
+
+    /// A token and its log-probability; with [`SamplingParams::processed_logprobs`] also the most probable ones beside it.
     fn choose(
         &mut self,
         logits: &[f32],
         draw: &Draw<'_>,
         known: Option<(math::Best, f64)>,
+        top: &mut Vec<(u32, f32)>,
     ) -> Result<(u32, f32), SampleError> {
+        let chosen = self.draw(logits, draw, known)?;
+        if let Some(n) = draw.params.top_logprobs.filter(|_| draw.params.processed_logprobs) {
+            self.alternatives(logits, usize::from(n), draw.params, &chosen, top);
+        }
+        Ok((chosen.token, chosen.logprob))
+    }
+
+    /// The `n` most probable tokens of the distribution that was drawn from. Tokens that it does not have follow the others,
+    /// as impossible ones.
+    fn alternatives(
+        &mut self,
+        logits: &[f32],
+        n: usize,
+        params: &SamplingParams,
+        chosen: &Chosen,
+        top: &mut Vec<(u32, f32)>,
+    ) {
+        let temperature = if params.greedy { 1.0 } else { params.temperature };
+        let logprob = |logit: f32| (f64::from(math::scaled(logit, chosen.best, temperature)) - chosen.log_sum) as f32;
+        if chosen.filtered {
+            self.candidates.sort_unstable_by(Candidate::by_probability);
+            top.extend(self.candidates.iter().take(n).map(|c| (c.token, logprob(c.logit))));
+            let rest = n - top.len();
+            if rest > 0 {
+                filter::top_k(logits, n, &mut self.candidates);
+                let others = self.candidates.iter().map(|c| c.token);
+                let others: Vec<u32> = others.filter(|id| top.iter().all(|(known, _)| known != id)).collect();
+                top.extend(others.into_iter().take(rest).map(|id| (id, f32::NEG_INFINITY)));
+            }
+        } else {
+            filter::top_k(logits, n, &mut self.candidates);
+            top.extend(self.candidates.iter().map(|c| (c.token, logprob(c.logit))));
+        }
+    }
+
+    /// Draws a token. `known`: best logit and logarithm of the sum of exponentials, if computed before.
+    fn draw(
+        &mut self,
+        logits: &[f32],
+        draw: &Draw<'_>,
+        known: Option<(math::Best, f64)>,
+    ) -> Result<Chosen, SampleError> {
         let best = match known {
             Some((best, _)) => best,
             None => math::best(logits)?,
@@ -217,7 +320,13 @@ impl Sampler {
         let params = draw.params;
         if params.greedy {
             let log_sum = known.map_or_else(|| math::sum_exp(logits, best.logit).ln(), |(_, log_sum)| log_sum);
-            return Ok((best.token, -log_sum as f32));
+            return Ok(Chosen {
+                token: best.token,
+                logprob: -log_sum as f32,
+                best: best.logit,
+                log_sum,
+                filtered: false,
+            });
         }
         let random = random::uniform(params.seed, params.choice, draw.position);
         let filtered = self.filter(logits, best.logit, params);
@@ -227,7 +336,13 @@ impl Sampler {
             self.draw_unfiltered(random)
         };
         let log_weight = math::scaled(logits[token as usize], best.logit, params.temperature);
-        Ok((token, (f64::from(log_weight) - log_sum) as f32))
+        Ok(Chosen {
+            token,
+            logprob: (f64::from(log_weight) - log_sum) as f32,
+            best: best.logit,
+            log_sum,
+            filtered,
+        })
     }
 
     /// Leaves the remaining tokens in `candidates`, or, if no filter applies, all weights in `weights`: then false.

@@ -77,7 +77,7 @@ pub struct Sampling {
     pub stop: Option<Value>,
     /// Tokens that end the answer; what can be no token is skipped.
     pub stop_token_ids: Option<Vec<Value>>,
-    /// Form of the answer: one of `json`, `regex`, `choice`, `grammar`.
+    /// Form of the answer: one of `json`, `regex`, `choice`, `grammar` (Lark or GBNF), `json_object`.
     pub structured_outputs: Option<BTreeMap<String, Value>>,
     /// Divides the logits. 0: the most probable token always; everything else about drawing is ignored then.
     #[schema(minimum = 0.0, default = 1.0)]

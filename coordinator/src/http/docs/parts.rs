@@ -31,6 +31,8 @@ pub struct GenerateParameters {
     /// true: draw. false: the most probable token always, whatever else is given. Absent: draw if and only if
     /// `temperature` is not 1, or `top_k` or `top_p` is given, or `typical_p` is below 1.
     pub do_sample: Option<bool>,
+    /// Form of the answer.
+    pub grammar: Option<GenerateGrammar>,
     /// Most tokens to generate; the server's own limits cut it, without an error.
     #[schema(minimum = 1, maximum = 2147483647, default = 20)]
     pub max_new_tokens: Option<u32>,
@@ -68,15 +70,31 @@ pub struct GenerateParameters {
     pub watermark: Option<bool>,
 }
 
+/// `grammar` of `/generate`.
+#[derive(Deserialize, ToSchema)]
+pub struct GenerateGrammar {
+    /// `json` or `regex`.
+    #[serde(rename = "type")]
+    #[schema(required = true)]
+    pub kind: String,
+    /// The JSON schema, or the regular expression.
+    #[schema(required = true)]
+    pub value: Value,
+}
+
 /// `response_format`.
 #[derive(Deserialize, ToSchema)]
 pub struct ResponseFormat {
-    /// `text`, `json_object` or `json_schema`.
+    /// `text`, `json_object`, `json_schema` or `regex`.
     #[serde(rename = "type")]
     #[schema(required = true)]
     pub kind: String,
     /// With `json_schema`: an object whose `schema` is the JSON schema.
     pub json_schema: Option<BTreeMap<String, Value>>,
+    /// With `json_object`: the JSON schema of the object.
+    pub schema: Option<Value>,
+    /// With `regex`: the regular expression.
+    pub value: Option<Value>,
 }
 
 /// `stream_options`; only with `stream`.

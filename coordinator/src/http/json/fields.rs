@@ -254,6 +254,14 @@ impl<'a> Fields<'a> {
         self.kind(name, Kind::List, expected)
     }
 
+    /// An object whose names are the client's.
+    ///
+    /// # Errors
+    /// Anything else.
+    pub fn object_raw(&self, name: &str, expected: &str) -> Result<Option<Raw<'a>>, FieldError> {
+        self.kind(name, Kind::Object, expected)
+    }
+
     /// An object, read with [`Fields::of_object`].
     ///
     /// # Errors

@@ -57,6 +57,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
     if !state.serves(&parsed.model) {
         return Err(unknown_model(&parsed.model));
     }
+    parsed.shared = parsed.shared.complete(state).await?;
     let id = state.id_of(request)?;
     let head = Head {
         id: format!("endpoint_common_{id}"),
@@ -97,15 +98,19 @@ async fn tokens_of(
     request: &CompletionRequest,
     state: &HttpState,
 ) -> Result<(Vec<u32>, Option<Echo>), ApiError> {
+    let skip_special = request.shared.skip_special_tokens;
+    let decoded = |tokens: &[u32]| Echo::of_tokens(tokens, skip_special, state.prompts.tokenizer());
     match prompt {
         Prompt::Text(text) => {
-            let echo = request.echo.then(|| Echo::of_text(text.clone()));
-            Ok((state.encode("prompt", text.into()).await?, echo))
+            let whole = request.echo.then(|| Echo::of_text(text.clone()));
+            let mut tokens = state.encode("prompt", text.into()).await?;
+            let cut = request.shared.truncate(&mut tokens);
+            let echo = whole.map(|whole| if cut { decoded(&tokens) } else { whole });
+            Ok((tokens, echo))
         }
-        Prompt::Tokens(tokens) => {
-            let skip_special = request.shared.skip_special_tokens;
-            let decode = || Echo::of_tokens(&tokens, skip_special, state.prompts.tokenizer());
-            let echo = request.echo.then(decode);
+        Prompt::Tokens(mut tokens) => {
+            request.shared.truncate(&mut tokens);
+            let echo = request.echo.then(|| decoded(&tokens));
             Ok((tokens, echo))
         }
     }

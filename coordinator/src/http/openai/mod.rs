@@ -11,5 +11,5 @@ pub mod prompt;
 pub mod request;
 pub mod shared;
 pub mod stream;
-pub mod unbuilt;
+pub mod structured;
 pub mod whole;

@@ -115,7 +115,9 @@ pub fn parse(body: &[u8], rules: &Rules) -> Result<CompletionRequest, ApiError> 
     if rules.strict {
         mindie::refuse_openai(&fields, &["logprobs", "n", "best_of", "use_beam_search"])?;
     }
-    let mut shared = shared::read(&fields, &rules.shared)?;
+    let echo = fields.bool("echo")?.unwrap_or(false);
+    let max_tokens = max_tokens(&fields, echo)?;
+    let mut shared = shared::read(&fields, &rules.shared, max_tokens)?;
     let logprobs = fields.int("logprobs", 0, 5)?.and_then(|count| u8::try_from(count).ok());
     shared.sampling.top_logprobs = logprobs;
     let stream = stream(&fields)?;
@@ -124,14 +126,13 @@ pub fn parse(body: &[u8], rules: &Rules) -> Result<CompletionRequest, ApiError> 
         has_stop: !shared.stop.is_empty(),
         stream: stream.is_some(),
     };
-    let echo = fields.bool("echo")?.unwrap_or(false);
     refuse_suffix(&fields, echo)?;
     Ok(CompletionRequest {
         model,
         prompts,
         choices: choices::read(&fields, rules.choices, beside)?,
         echo,
-        max_tokens: max_tokens(&fields, echo)?,
+        max_tokens,
         shared,
         logprobs,
         prompt_logprobs: prompt_logprobs(&fields, stream.is_some())?,

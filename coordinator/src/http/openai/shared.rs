@@ -1,14 +1,16 @@
 //! The fields that completions and chat have in common: how tokens are drawn, and what ends an answer.
 //!
-//! [`read`] checks them; the body's list of known fields is made by [`with_shared`].
+//! [`read`] checks them while the body is at hand, whose list of known fields is made by [`with_shared`];
+//! [`Shared::complete`] does what takes the tokenizer, or long.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use config::LogprobsConfig;
 use protocol::sampling::SamplingParams;
 
-use super::unbuilt;
+use super::structured::{self, Constraint};
 use crate::http::error::ApiError;
-use crate::http::json::fields::{FieldError, Fields, Range, StopLimits};
+use crate::http::json::fields::{FieldError, Fields, Range, StopLimits, quoted, wrong_element};
 use crate::http::json::raw::{Kind, Raw};
 use crate::http::sampling;
 use crate::http::state::HttpState;
@@ -18,32 +20,36 @@ pub const MAX_I31: i64 = 2_147_483_647;
 /// Most different tokens in `stop_token_ids`: nodes look at each of them at every step.
 const MAX_STOP_TOKENS: usize = 4_096;
 
+/// Most entries of `logit_bias`, and tokens of `bad_words`: nodes look at each of them at every step.
+const MAX_BIASED: usize = 65_536;
+/// Most words in `bad_words`.
+const MAX_BAD_WORDS: usize = 4_096;
+
 /// Names of the fields: part of the list of known names of each body (see [`with_shared`]).
 pub const NAMES: &[&str] = &[
-    "frequency_penalty",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "min_p",
-    "presence_penalty",
-    "repetition_penalty",
-    "seed",
-    "skip_special_tokens",
-    "stop",
-    "stop_token_ids",
-    "temperature",
-    "top_k",
-    "top_p",
-    // Those that `unbuilt` refuses.
     "allowed_token_ids",
     "bad_words",
+    "frequency_penalty",
     "guided_choice",
     "guided_grammar",
     "guided_json",
     "guided_regex",
+    "ignore_eos",
+    "include_stop_str_in_output",
     "logit_bias",
+    "min_p",
     "min_tokens",
+    "presence_penalty",
+    "repetition_penalty",
     "response_format",
+    "seed",
+    "skip_special_tokens",
+    "stop",
+    "stop_token_ids",
     "structured_outputs",
+    "temperature",
+    "top_k",
+    "top_p",
     "truncate_prompt_tokens",
 ];
 
@@ -73,6 +79,10 @@ pub struct SharedRules {
     pub default_temperature: f32,
     /// `top_k` of a request that brings none.
     pub default_top_k: u32,
+    /// Longest description of a format, in bytes.
+    pub max_grammar_bytes: usize,
+    /// Report log-probabilities of what tokens are drawn from, not the model's.
+    pub processed_logprobs: bool,
 }
 
 impl SharedRules {
@@ -85,6 +95,8 @@ impl SharedRules {
             fresh_seed,
             default_temperature: state.model.text.generation_defaults.temperature.unwrap_or(1.0),
             default_top_k: state.default_top_k(),
+            max_grammar_bytes: state.limits.max_grammar_bytes,
+            processed_logprobs: state.front.completions_logprobs == LogprobsConfig::Processed,
         }
     }
 }
@@ -104,18 +116,54 @@ pub struct Shared {
     pub ignore_eos: bool,
     /// Leave special tokens out of the text.
     pub skip_special_tokens: bool,
+    /// Words that must not appear; [`Shared::complete`] makes tokens of them.
+    pub bad_words: Vec<String>,
+    /// What the text must be; [`Shared::complete`] checks it.
+    pub constraint: Option<Constraint>,
+    /// Keep only so many tokens at the end of the prompt.
+    pub truncate_prompt: Option<usize>,
 }
 
-/// Reads the fields.
+impl Shared {
+    /// Does what takes the tokenizer, or long: `sampling` is complete afterwards.
+    ///
+    /// # Errors
+    /// A format that cannot be used, a word that cannot be tokenised, or the process stops.
+    pub async fn complete(mut self, state: &HttpState) -> Result<Self, ApiError> {
+        if !self.bad_words.is_empty() {
+            self.sampling.bad_words = state
+                .bad_words("bad_words", std::mem::take(&mut self.bad_words))
+                .await?;
+        }
+        if let Some(Constraint { field, grammar }) = self.constraint.take() {
+            state.check_grammar(&field, &grammar).await?;
+            self.sampling.grammar = Some(grammar);
+        }
+        Ok(self)
+    }
+
+    /// Cuts a prompt to the end that is to be kept; true if something was cut.
+    pub fn truncate(&self, tokens: &mut Vec<u32>) -> bool {
+        let keep = self.truncate_prompt.unwrap_or(usize::MAX);
+        let cut = tokens.len().saturating_sub(keep);
+        tokens.drain(..cut);
+        cut > 0
+    }
+}
+
+/// Reads the fields. `max_tokens`: the client's own limit.
 ///
 /// # Errors
 /// What is wrong, with the field, its value and what would be right.
-pub fn read(fields: &Fields<'_>, rules: &SharedRules) -> Result<Shared, ApiError> {
+pub fn read(fields: &Fields<'_>, rules: &SharedRules, max_tokens: Option<u32>) -> Result<Shared, ApiError> {
     let stop = fields.stop_strings("stop", rules.stops)?;
     let stop_token_ids = stop_token_ids(fields, rules.vocab_size)?;
     let keeps = fields.bool("include_stop_str_in_output")?.unwrap_or(false);
-    let sampling = sampling_of(fields, rules)?;
-    unbuilt::refuse_shared(fields)?;
+    let mut sampling = sampling_of(fields, rules)?;
+    // What may be said holds at every temperature.
+    sampling.logit_bias = logit_bias(fields, rules.vocab_size)?;
+    sampling.allowed_token_ids = allowed_token_ids(fields, rules.vocab_size)?;
+    sampling.min_tokens = min_tokens(fields, max_tokens)?;
     Ok(Shared {
         sampling,
         include_stop_str: keeps && !(stop.is_empty() && stop_token_ids.is_empty()),
@@ -123,7 +171,108 @@ pub fn read(fields: &Fields<'_>, rules: &SharedRules) -> Result<Shared, ApiError
         stop_token_ids,
         ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
         skip_special_tokens: fields.bool("skip_special_tokens")?.unwrap_or(true),
+        bad_words: bad_words(fields, rules.stops)?,
+        constraint: structured::read(fields, rules.max_grammar_bytes)?,
+        truncate_prompt: truncate_prompt(fields)?,
     })
+}
+
+fn min_tokens(fields: &Fields<'_>, max_tokens: Option<u32>) -> Result<u32, FieldError> {
+    let most = max_tokens.map_or(MAX_I31, i64::from);
+    let least = fields.int("min_tokens", 0, most)?.unwrap_or(0);
+    Ok(u32::try_from(least).unwrap_or(u32::MAX))
+}
+
+/// Sums of several entries for one token make no sense; a token that is named twice ("1", "01") is refused.
+fn logit_bias(fields: &Fields<'_>, vocab_size: usize) -> Result<Vec<(u32, f32)>, FieldError> {
+    const NAME: &str = "logit_bias";
+    let Some(object) = fields.object_raw(NAME, "an object of token ids and numbers")? else {
+        return Ok(Vec::new());
+    };
+    let mut bias = BTreeMap::new();
+    for (key, value) in object.members() {
+        let refuse = |problem: String| {
+            Err(FieldError::rule(
+                NAME,
+                format!("has the key {} {problem}", quoted(&key)),
+            ))
+        };
+        let digits = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit());
+        let id = key
+            .parse::<u32>()
+            .ok()
+            .filter(|&id| digits && (id as usize) < vocab_size);
+        let Some(id) = id else {
+            return refuse(format!(
+                "which must be a token id, an integer from 0 to {}",
+                vocab_size.saturating_sub(1)
+            ));
+        };
+        let amount = if value.kind() == Kind::Number {
+            value.text().parse::<f64>().ok().filter(|amount| amount.is_finite())
+        } else {
+            None
+        };
+        let Some(amount) = amount else {
+            return refuse(format!("with {}, which must be a number", value.shown()));
+        };
+        if bias.insert(id, amount.clamp(-100.0, 100.0) as f32).is_some() {
+            return refuse("whose token must be named once only".to_owned());
+        }
+        if bias.len() > MAX_BIASED {
+            return Err(FieldError::rule(
+                NAME,
+                format!("must have at most {MAX_BIASED} entries"),
+            ));
+        }
+    }
+    Ok(bias.into_iter().collect())
+}
+
+fn allowed_token_ids(fields: &Fields<'_>, vocab_size: usize) -> Result<Vec<u32>, FieldError> {
+    const NAME: &str = "allowed_token_ids";
+    let Some(list) = fields.list(NAME, "a non-empty list of token ids")? else {
+        return Ok(Vec::new());
+    };
+    let mut ids = BTreeSet::new();
+    for (index, element) in list.elements().enumerate() {
+        let id = if element.kind() == Kind::Number {
+            element
+                .text()
+                .parse::<u32>()
+                .ok()
+                .filter(|&id| (id as usize) < vocab_size)
+        } else {
+            None
+        };
+        let expected = || format!("a token id, an integer from 0 to {}", vocab_size.saturating_sub(1));
+        ids.insert(id.ok_or_else(|| wrong_element(NAME, index, element, &expected()))?);
+    }
+    if ids.is_empty() {
+        return Err(FieldError::wrong(NAME, list, "a non-empty list of token ids"));
+    }
+    Ok(ids.into_iter().collect())
+}
+
+fn bad_words(fields: &Fields<'_>, stops: StopLimits) -> Result<Vec<String>, FieldError> {
+    fields.list("bad_words", "a list of strings")?;
+    let limits = StopLimits {
+        strings: MAX_BAD_WORDS,
+        ..stops
+    };
+    fields.stop_strings("bad_words", limits)
+}
+
+/// -1: as many as the model takes, which longer prompts than that are refused for anyway.
+fn truncate_prompt(fields: &Fields<'_>) -> Result<Option<usize>, FieldError> {
+    const NAME: &str = "truncate_prompt_tokens";
+    let expected = "an integer from 1 to 2147483647, or -1 for no limit";
+    let wrong = || FieldError::wrong(NAME, fields.get(NAME).unwrap_or(Raw::NULL), expected);
+    match fields.int(NAME, -1, MAX_I31).map_err(|_| wrong())? {
+        None | Some(-1) => Ok(None),
+        Some(0) => Err(wrong()),
+        Some(count) => Ok(usize::try_from(count).ok()),
+    }
 }
 
 /// Elements that are no token of this model can never match, whatever they are: they are skipped, as the API says.
@@ -154,7 +303,8 @@ fn sampling_of(fields: &Fields<'_>, rules: &SharedRules) -> Result<SamplingParam
 
     let temperature = temperature.unwrap_or_else(|| f64::from(rules.default_temperature));
     let mut sampling = sampling::greedy(seed);
-    // At temperature 0 every other parameter is ignored, penalties included.
+    sampling.processed_logprobs = rules.processed_logprobs;
+    // At temperature 0 every other parameter here is ignored, penalties included.
     if temperature > 0.0 {
         sampling.greedy = false;
         sampling.temperature = sampling::factor(temperature);

@@ -94,6 +94,9 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape
         best_of,
         ..
     } = parsed;
+    if let Some(grammar) = &parsed.sampling.grammar {
+        state.check_grammar("parameters.grammar", grammar).await?;
+    }
     let inputs: Arc<str> = inputs.into();
     let mut tokens = state.encode("inputs", Arc::clone(&inputs)).await?;
     if let Some(keep) = truncate {

@@ -2,7 +2,8 @@
 
 use std::borrow::Cow;
 
-use protocol::sampling::SamplingParams;
+use config::LogprobsConfig;
+use protocol::sampling::{Grammar, SamplingParams};
 
 use crate::http::error::{ApiError, ErrorKind};
 use crate::http::json::fields::{FieldError, Fields, Range, StopLimits, quoted};
@@ -29,6 +30,7 @@ pub const PARAMETER_FIELDS: &[&str] = &[
     "decoder_input_details",
     "details",
     "do_sample",
+    "grammar",
     "max_new_tokens",
     "repetition_penalty",
     "return_full_text",
@@ -67,6 +69,10 @@ pub struct Rules {
     pub vocab_size: usize,
     /// Refuse and ignore what MindIE refuses and ignores.
     pub strict: bool,
+    /// Longest grammar, in bytes.
+    pub max_grammar_bytes: usize,
+    /// Report log-probabilities of what tokens are drawn from, not the model's.
+    pub processed_logprobs: bool,
 }
 
 impl Rules {
@@ -81,6 +87,8 @@ impl Rules {
             default_top_k: state.default_top_k(),
             vocab_size: state.model.text.vocab_size,
             strict: state.front.strict_mindie,
+            max_grammar_bytes: state.limits.max_grammar_bytes,
+            processed_logprobs: state.front.generate_logprobs == LogprobsConfig::Processed,
         }
     }
 }
@@ -132,7 +140,6 @@ pub fn parse(body: &[u8], rules: &Rules, media: &Policy) -> Result<GenerateReque
     if rules.strict {
         mindie::refuse_generate(&parameters)?;
     }
-    refuse_unbuilt(&parameters, rules.strict)?;
     let prompt_details = parameters.bool("decoder_input_details")?.unwrap_or(false);
     let sampling = sampling_of(&parameters, rules)?;
     Ok(GenerateRequest {
@@ -219,14 +226,6 @@ fn concatenated(list: Raw<'_>, policy: &Policy) -> Result<String, FieldError> {
     Ok(text)
 }
 
-/// Fields that are part of the API and do not work yet: refused where they would change the answer.
-fn refuse_unbuilt(fields: &Fields<'_>, strict: bool) -> Result<(), ApiError> {
-    if fields.bool("watermark")?.unwrap_or(false) && !strict {
-        return Err(ApiError::not_supported_yet("watermark"));
-    }
-    Ok(())
-}
-
 /// `adapter_id`; the word None means none.
 fn adapter(fields: &Fields<'_>) -> Result<Option<String>, FieldError> {
     let expected = "a string of 1 to 256 letters, digits or any of . - _ /";
@@ -270,6 +269,42 @@ fn stop(fields: &Fields<'_>, limits: StopLimits) -> Result<Vec<String>, FieldErr
     Ok(stops)
 }
 
+/// `grammar`, as later versions of TGI have it: `{"type": "json" or "regex", "value": ...}`. TGI 0.9.4 does not know the
+/// field, so anything else is ignored as there. Whether a grammar can be used is for its compiler to say.
+fn grammar(fields: &Fields<'_>, max_bytes: usize) -> Result<Option<Grammar>, FieldError> {
+    let Some(raw) = fields.get("grammar").filter(|raw| raw.kind() == Kind::Object) else {
+        return Ok(None);
+    };
+    let object = Fields::of_object(raw, "parameters.grammar.", &["type", "value"])?;
+    let value = |expected: &str| object.get("value").ok_or_else(|| object.missing("value", expected));
+    let wrong = |value, expected: &str| Err(FieldError::wrong(object.path("value"), value, expected));
+    let grammar = match object.get("type").and_then(Raw::string).as_deref() {
+        Some("json" | "json_object") => {
+            let expected = "a JSON schema";
+            let schema = value(expected)?;
+            match schema.kind() {
+                Kind::Object | Kind::Bool => Grammar::JsonSchema(schema.text().to_owned()),
+                Kind::String => Grammar::JsonSchema(schema.string().unwrap_or_default().into_owned()),
+                Kind::Null | Kind::Number | Kind::List => return wrong(schema, expected),
+            }
+        }
+        Some("regex") => {
+            let expected = "a non-empty regular expression";
+            let pattern = value(expected)?;
+            match pattern.string() {
+                Some(text) if !text.is_empty() => Grammar::Regex(text.into_owned()),
+                _ => return wrong(pattern, expected),
+            }
+        }
+        Some(_) | None => return Ok(None),
+    };
+    if grammar.len() > max_bytes {
+        let problem = format!("has {} bytes, but must have at most {max_bytes}", grammar.len());
+        return Err(FieldError::rule(object.path("value"), problem));
+    }
+    Ok(Some(grammar))
+}
+
 fn sampling_of(fields: &Fields<'_>, rules: &Rules) -> Result<SamplingParams, FieldError> {
     let do_sample = fields.bool("do_sample")?;
     let temperature = fields.float("temperature", Range::above(1e-6))?;
@@ -282,7 +317,10 @@ fn sampling_of(fields: &Fields<'_>, rules: &Rules) -> Result<SamplingParams, Fie
     let seed = fields.u64_from("seed", rules.least_seed)?.unwrap_or(rules.fresh_seed);
 
     let mut sampling = sampling::greedy(seed);
+    sampling.processed_logprobs = rules.processed_logprobs;
     sampling.repetition_penalty = penalty.map_or(1.0, sampling::factor);
+    sampling.watermark = fields.bool("watermark")?.unwrap_or(false) && !rules.strict;
+    sampling.grammar = grammar(fields, rules.max_grammar_bytes)?;
     // Only what the client itself sets asks for sampling; the model's own defaults do not.
     let asked = temperature.is_some_and(|temperature| temperature != 1.0)
         || top_k.is_some()

@@ -11,6 +11,7 @@ mod pin;
 mod report;
 mod roofline;
 mod stops;
+mod structured;
 mod unit;
 mod yardstick;
 
@@ -35,6 +36,8 @@ enum What {
     Memory(memory::Args),
     /// What stop strings cost while tokens are generated.
     Stops(stops::Args),
+    /// What a JSON schema costs per token.
+    Structured(structured::Args),
 }
 
 fn main() -> Result<()> {
@@ -43,5 +46,6 @@ fn main() -> Result<()> {
         What::Interfere(args) => interfere::run(&args),
         What::Memory(args) => memory::run(&args),
         What::Stops(args) => stops::run(&args),
+        What::Structured(args) => structured::run(&args),
     }
 }

@@ -70,8 +70,9 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
         created: state.clock.unix_seconds(),
         model: parsed.model,
     };
-    let tokens = state.encode_chat(parsed.conversation, body.bytes.len()).await?;
-    let shared = parsed.shared;
+    let shared = parsed.shared.complete(state).await?;
+    let mut tokens = state.encode_chat(parsed.conversation, body.bytes.len()).await?;
+    shared.truncate(&mut tokens);
     let draft = Draft {
         id,
         prompt_field: "messages",

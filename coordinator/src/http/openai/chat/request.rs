@@ -102,14 +102,14 @@ pub fn parse(body: &[u8], rules: &Rules, facts: TemplateFacts, media: &Policy) -
             &["logprobs", "top_logprobs", "n", "best_of", "use_beam_search"],
         )?;
     }
-    let mut shared = shared::read(&fields, &rules.shared)?;
+    // The newer name wins; both are checked.
+    let older = positive(&fields, "max_tokens")?;
+    let max_tokens = positive(&fields, "max_completion_tokens")?.or(older);
+    let mut shared = shared::read(&fields, &rules.shared, max_tokens)?;
     let logprobs = logprobs(&fields)?;
     shared.sampling.top_logprobs = logprobs;
     let choices = Choices::plain(read_n(&fields, rules.choices, shared.sampling.greedy)?);
     refuse_unbuilt(&fields)?;
-    // The newer name wins; both are checked.
-    let older = positive(&fields, "max_tokens")?;
-    let max_tokens = positive(&fields, "max_completion_tokens")?.or(older);
     Ok(ChatRequest {
         model,
         conversation,
