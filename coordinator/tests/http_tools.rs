@@ -6,6 +6,7 @@ use http_support::backend::Script;
 use http_support::client::{Response, post};
 use http_support::model::{EOS, bytes, text};
 use http_support::{Front, start_chat};
+use protocol::sampling::Grammar;
 use serde_json::{Value, json};
 
 /// Knows tools, as Qwen's does.
@@ -134,11 +135,9 @@ fn a_call_alone_has_no_content_and_one_that_is_cut_off_is_text() {
 fn what_cannot_be_done_is_refused_by_name() {
     let unreadable = start_chat("{% if tools %}<|unknown|>{% endif %}x");
     let native = start_chat(NATIVE);
-    for (front, choice) in [
-        (&unreadable, "\"auto\""),
-        (&native, "\"required\""),
-        (&native, "{\"type\":\"function\",\"function\":{\"name\":\"weather\"}}"),
-    ] {
+    let named = "{\"type\":\"function\",\"function\":{\"name\":\"weather\"}}";
+    let and_a_format = [named, ",\"response_format\":{\"type\":\"json_object\"}"].concat();
+    for (front, choice) in [(&unreadable, "\"auto\""), (&native, and_a_format.as_str())] {
         let messages = r#"[{"role":"user","content":"hi"}]"#;
         let body = format!("{{\"model\":\"tiny\",\"messages\":{messages},\"tools\":{TOOLS},\"tool_choice\":{choice}}}");
         let answer = post(front.address, "/v1/chat/completions", body);
@@ -148,4 +147,52 @@ fn what_cannot_be_done_is_refused_by_name() {
             "{choice}"
         );
     }
+}
+
+#[test]
+fn required_calls_are_held_to_a_schema_and_read_back() {
+    let front = start_chat(NATIVE);
+    says(&front, "[{\"name\":\"weather\",\"arguments\":{\"city\":\"Bern\"}}]");
+    let answer = ask(&front, ",\"tool_choice\":\"required\"").json()["choices"][0].clone();
+    assert_eq!(answer["finish_reason"], "tool_calls");
+    let call = json!({ "name": "weather", "arguments": "{\"city\":\"Bern\"}" });
+    assert_eq!(answer["message"]["tool_calls"][0]["function"], call);
+    assert_eq!(answer["message"]["content"], Value::Null);
+    let grammar = front.backend.last().sampling.grammar;
+    let Some(Grammar::JsonSchema(schema)) = grammar else {
+        panic!("{grammar:?}")
+    };
+    let schema: Value = serde_json::from_str(&schema).expect("JSON");
+    assert_eq!((&schema["type"], &schema["minItems"]), (&json!("array"), &json!(1)));
+    let properties = &schema["items"]["anyOf"][0]["properties"];
+    assert_eq!(properties["name"], json!({ "const": "weather" }));
+    assert_eq!(properties["arguments"]["properties"]["city"]["type"], "string");
+
+    let chunks = ask(&front, ",\"tool_choice\":\"required\",\"stream\":true").json_events();
+    let calls = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].as_array());
+    let calls: Vec<&Value> = calls.flatten().collect();
+    assert_eq!((calls.len(), &calls[0]["function"]), (1, &call));
+    let last = chunks.last().expect("chunks");
+    assert_eq!(last["choices"][0]["finish_reason"], "tool_calls");
+}
+
+#[test]
+fn a_named_function_is_called_with_what_the_model_writes() {
+    let front = start_chat(PLAIN);
+    says(&front, "{\"city\":\"Bern\"}");
+    let named = ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"weather\"}}";
+    let answer = ask(&front, named).json()["choices"][0].clone();
+    assert_eq!(
+        answer["finish_reason"], "stop",
+        "as OpenAI says where the function is named"
+    );
+    let call = json!({ "name": "weather", "arguments": "{\"city\":\"Bern\"}" });
+    assert_eq!(answer["message"]["tool_calls"][0]["function"], call);
+    let cut = ask(&front, &[named, ",\"max_completion_tokens\":5"].concat()).json()["choices"][0].clone();
+    assert_eq!(
+        (&cut["finish_reason"], &cut["message"]["content"]),
+        (&json!("length"), &json!("{\"cit"))
+    );
 }

@@ -1,8 +1,10 @@
 //! The body of `/v1/chat/completions`, field by field.
 
+use protocol::sampling::Grammar;
+
 use super::messages::{self, Reader};
 use super::template::{self, Conversation, TemplateFacts};
-use super::tools::{self, ToolChoice, Tools};
+use super::tools::{self, ToolChoice, Tools, forced};
 use crate::http::error::{ApiError, ErrorKind};
 use crate::http::json::fields::{FieldError, Fields, quoted};
 use crate::http::json::raw::{Kind, Raw};
@@ -11,6 +13,8 @@ use crate::http::mindie;
 use crate::http::openai::choices::{Choices, read_n};
 use crate::http::openai::request::{Rules, StreamUsage, model, positive, stream};
 use crate::http::openai::shared::{self, Shared};
+
+use crate::http::openai::structured::Constraint;
 use crate::media::policy::Policy;
 
 /// Most alternatives reported for a token.
@@ -106,6 +110,9 @@ pub fn parse(body: &[u8], rules: &Rules, facts: TemplateFacts, media: &Policy) -
     let older = positive(&fields, "max_tokens")?;
     let max_tokens = positive(&fields, "max_completion_tokens")?.or(older);
     let mut shared = shared::read(&fields, &rules.shared, max_tokens)?;
+    if let Some(tools) = &tools {
+        force(tools, &mut shared, rules.shared.max_grammar_bytes)?;
+    }
     let logprobs = logprobs(&fields)?;
     shared.sampling.top_logprobs = logprobs;
     let choices = Choices::plain(read_n(&fields, rules.choices, shared.sampling.greedy)?);
@@ -140,6 +147,33 @@ fn refuse_unbuilt(fields: &Fields<'_>) -> Result<(), ApiError> {
     if fields.get("prompt_logprobs").is_some() {
         return Err(ApiError::not_supported_yet("prompt_logprobs"));
     }
+    Ok(())
+}
+
+/// Holds the answer to a call where one is required.
+fn force(tools: &Tools, shared: &mut Shared, max_bytes: usize) -> Result<(), FieldError> {
+    const FIELD: &str = "tool_choice";
+    let Some(schema) = forced::schema(tools)? else {
+        return Ok(());
+    };
+    if let Some(other) = &shared.constraint {
+        let problem = format!(
+            "must be \"none\" or \"auto\" where `{}` is given: an answer has one format",
+            other.field
+        );
+        return Err(FieldError::rule(FIELD, problem));
+    }
+    if schema.len() > max_bytes {
+        let problem = format!(
+            "asks for a format of {} bytes, but must have at most {max_bytes}",
+            schema.len()
+        );
+        return Err(FieldError::rule(FIELD, problem));
+    }
+    shared.constraint = Some(Constraint {
+        field: FIELD.to_owned(),
+        grammar: Grammar::JsonSchema(schema),
+    });
     Ok(())
 }
 

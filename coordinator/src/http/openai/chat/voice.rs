@@ -1,11 +1,22 @@
 //! What an answer says: text, and calls of functions.
 
 use super::answer::{Message, ToolCall};
-use super::tools::Tools;
 use super::tools::format::{Call, Format, Parser, Piece};
+use super::tools::{ToolChoice, Tools, forced};
 use crate::core::types::Completion;
 use crate::http::openai::answer::finish_reason;
 use crate::http::shown::Shown;
+
+/// Where calls are looked for.
+#[derive(Clone, Debug)]
+enum Ear {
+    /// Nowhere.
+    Deaf,
+    /// In the model's own words.
+    Free(Parser),
+    /// The whole answer is one or more, whose text so far is this.
+    Forced(ToolChoice, String),
+}
 
 /// The voice of one choice.
 #[derive(Clone, Debug)]
@@ -14,38 +25,53 @@ pub struct Voice {
     id: String,
     /// Calls so far.
     calls: usize,
-    /// Where calls are looked for.
-    parser: Option<Parser>,
+    ear: Ear,
 }
 
 impl Voice {
     /// `id`: the choice's name. `tools`: what the model may call. `format`: how its calls look.
     pub fn new(id: &str, tools: Option<&Tools>, format: Option<Format>) -> Self {
-        let parser = tools.zip(format).map(|(tools, format)| {
-            let names = tools.functions.iter().map(|function| function.name.clone());
-            Parser::new(format, names.collect())
-        });
+        let ear = match tools {
+            None => Ear::Deaf,
+            Some(tools) => match (&tools.choice, format) {
+                (ToolChoice::Required | ToolChoice::Named(_), _) => Ear::Forced(tools.choice.clone(), String::new()),
+                (ToolChoice::Auto, Some(format)) => {
+                    let names = tools.functions.iter().map(|function| function.name.clone());
+                    Ear::Free(Parser::new(format, names.collect()))
+                }
+                (ToolChoice::Auto, None) | (ToolChoice::None, _) => Ear::Deaf,
+            },
+        };
         Self {
             id: id.to_owned(),
             calls: 0,
-            parser,
+            ear,
         }
     }
 
     /// Adds what a token says to `message`.
     pub fn say(&mut self, shown: &Shown, message: &mut Message) {
-        match &mut self.parser {
-            None => message.add_text(&shown.text),
-            Some(parser) => {
+        match &mut self.ear {
+            Ear::Deaf => message.add_text(&shown.text),
+            Ear::Free(parser) => {
                 let pieces = parser.push(shown);
                 self.add(pieces, message);
             }
+            Ear::Forced(_, text) => text.push_str(&shown.text),
         }
     }
 
     /// Adds what was held back, and `tail`, which belongs to no token.
     pub fn end(&mut self, tail: &str, message: &mut Message) {
-        let pieces = self.parser.as_mut().map(Parser::finish).unwrap_or_default();
+        let pieces = match &mut self.ear {
+            Ear::Deaf => Vec::new(),
+            Ear::Free(parser) => parser.finish(),
+            Ear::Forced(choice, text) => match forced::calls(choice, text) {
+                Some(calls) => calls.into_iter().map(Piece::Call).collect(),
+                // Cut off: what there is of it is text.
+                None => vec![Piece::Text(std::mem::take(text))],
+            },
+        };
         self.add(pieces, message);
         if !tail.is_empty() {
             message.add_text(tail);
@@ -75,10 +101,11 @@ impl Voice {
         }
     }
 
-    /// Why the answer ended, in OpenAI's words: calls that are whole are what it ended for.
+    /// Why the answer ended, in OpenAI's words: calls that are whole are what it ended for, unless the function was named.
     pub fn finish_reason(&self, completion: &Completion) -> &'static str {
+        let named = matches!(self.ear, Ear::Forced(ToolChoice::Named(_), _));
         match finish_reason(completion) {
-            "stop" if self.calls > 0 => "tool_calls",
+            "stop" if self.calls > 0 && !named => "tool_calls",
             reason => reason,
         }
     }

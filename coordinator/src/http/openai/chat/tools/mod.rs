@@ -1,8 +1,10 @@
 //! `tools` and `tool_choice`: the functions that the model may call, and whether it must.
 //!
 //! * [`format`]: how a model's calls look, by what its template says, and the parser that finds them in its words.
+//! * [`forced`]: calls that the model is made to write, by a JSON schema.
 //! * [`generic`]: what a model is told whose template knows no tools.
 
+pub mod forced;
 pub mod format;
 pub mod generic;
 
@@ -85,13 +87,12 @@ pub fn read(fields: &Fields<'_>, format: Option<Format>) -> Result<Option<Tools>
     };
     let choice = choice(fields, &functions)?;
     match choice {
-        ToolChoice::Required | ToolChoice::Named(_) => return Err(ApiError::not_supported_yet("tool_choice")),
         ToolChoice::Auto if format.is_none() => {
-            let problem = "is \"auto\", but must be \"none\" for this model: the calls that its chat template asks for \
-                are of a form that is not known here";
+            let problem = "is \"auto\", but must be \"none\", \"required\" or a named function for this model: the calls \
+                that its chat template asks for are of a form that is not known here";
             return Err(FieldError::rule("tool_choice", problem).into());
         }
-        ToolChoice::Auto | ToolChoice::None => {}
+        ToolChoice::Auto | ToolChoice::None | ToolChoice::Required | ToolChoice::Named(_) => {}
     }
     Ok(Some(Tools {
         list,
