@@ -1,4 +1,5 @@
-//! Scripts with the clients that others have written. They run in the virtual environment that scripts/test makes.
+//! Scripts with the clients that others have written. They run in the environments that scripts/test makes: one for each file
+//! of integration-tests/clients/environments, and one for Node.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -18,39 +19,56 @@ pub struct Script {
     seen: String,
 }
 
-/// The interpreter with the client packages. Errors, saying what to do, if there is none.
+/// The environment of Node's packages.
+const NODE: &str = "node";
+
+/// The folder of an environment. Errors, saying what to do, if it has not been made.
 #[allow(
     clippy::disallowed_methods,
-    reason = "tests are told by the environment where the interpreter is"
+    reason = "tests are told by the environment where the clients are"
 )]
-fn interpreter() -> Result<PathBuf> {
-    let default = root().join(".baton/venv-clients/bin/python");
-    let path = std::env::var_os("BATON_TEST_PYTHON").map_or(default, PathBuf::from);
+fn folder(environment: &str) -> Result<PathBuf> {
+    let default = root().join(".baton/clients");
+    let path = std::env::var_os("BATON_TEST_CLIENTS")
+        .map_or(default, PathBuf::from)
+        .join(environment);
     ensure!(
-        path.is_file(),
+        path.is_dir(),
         "{} does not exist: run scripts/test --only clients, which makes it",
         path.display()
     );
     Ok(path)
 }
 
+/// How a script of an environment is run: program, what comes before the script, what comes after the reference.
+fn runner(environment: &str) -> Result<(PathBuf, &'static [&'static str], Option<PathBuf>)> {
+    let folder = folder(environment)?;
+    Ok(if environment == NODE {
+        (PathBuf::from("node"), &[], Some(folder))
+    } else {
+        (folder.join("bin/python"), &["-B", "-W", "ignore"], None)
+    })
+}
+
 impl Script {
-    /// Starts a script of integration-tests/clients. `reference` becomes a file in `dir` that the script reads.
-    pub fn start(name: &str, dir: &std::path::Path, reference: &Value) -> Result<Self> {
+    /// Starts a script of integration-tests/clients in one of the environments. `reference` becomes a file in `dir` that the
+    /// script reads.
+    pub fn start(environment: &str, name: &str, dir: &std::path::Path, reference: &Value) -> Result<Self> {
         let path = dir.join(format!("{name}.reference.json"));
         std::fs::write(&path, reference.to_string())?;
-        let interpreter = interpreter()?;
-        let mut child = Command::new(&interpreter)
-            .args(["-B", "-W", "ignore"])
+        let (program, before, after) = runner(environment)?;
+        let mut child = Command::new(&program)
+            .args(before)
             .arg(root().join("integration-tests/clients").join(name))
             .arg(&path)
+            .args(after)
             .env("PYTHONIOENCODING", "utf-8")
             .env("NO_PROXY", "127.0.0.1")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())
             .spawn()
-            .with_context(|| format!("cannot start {}", interpreter.display()))?;
+            .with_context(|| format!("cannot start {}", program.display()))?;
         let output = child.stdout.take().context("the script has no output")?;
         Ok(Self {
             name: name.to_owned(),

@@ -8,18 +8,20 @@ use integration_tests::files::default_model;
 use integration_tests::python::Script;
 use integration_tests::scene::{MODEL, Scene, Shared, stretched_tiny_model};
 use integration_tests::wire::{Answer, post_bytes};
+use model_files::{ModelFiles, RenderInput};
 use serde_json::{Value, json};
 
 const PROMPT: &str = "The capital of France is";
 const MAX_TOKENS: usize = 16;
 /// The model's chat format; it answers this briefly and ends by itself.
-const CHAT_PROMPT: &str = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n";
+const CHAT_QUESTION: &str = "What is the capital of France?";
 
 /// The real model, for all tests of this file that do not break anything.
 static REAL: Shared = Shared::new();
 
 fn real() -> Result<Arc<Scene>> {
-    REAL.get(|| Scene::start(&default_model()?, &[]))
+    // The clients of Hugging Face know no name but this one.
+    REAL.get(|| Scene::start(&default_model()?, &["model.model_aliases=[\"dummy\"]"]))
 }
 
 /// What a plain `POST /generate` answers: the measure of all clients.
@@ -43,7 +45,8 @@ fn reference(scene: &Scene) -> Result<Value> {
     // A stop string that begins within one token and ends within another.
     let stop = across_tokens(&texts).with_context(|| format!("no token border in {text:?}"))?;
     let stopped = text.split(stop.as_str()).next().unwrap_or_default().to_owned();
-    let chat = ask(CHAT_PROMPT, 64, json!({}))?;
+    let chat_prompt = chat_prompt()?;
+    let chat = ask(&chat_prompt, 64, json!({}))?;
     ensure!(chat["details"]["finish_reason"] == "eos_token", "{chat}");
     let of_tokens = |list: &Value, name: &str| -> Vec<Value> {
         list.as_array()
@@ -63,7 +66,8 @@ fn reference(scene: &Scene) -> Result<Value> {
         "prompt_ids": of_tokens(&whole["details"]["prefill"], "id"),
         "stop": stop,
         "stopped_text": stopped,
-        "chat_prompt": CHAT_PROMPT,
+        "chat_prompt": chat_prompt,
+        "chat_question": CHAT_QUESTION,
         "chat_text": chat["generated_text"],
     }))
 }
@@ -81,21 +85,44 @@ fn across_tokens(texts: &[&str]) -> Option<String> {
     })
 }
 
-fn run_script(name: &str, cases: u32) -> Result<()> {
+/// The question in the model's own format: what its chat template makes of it, the system's usual words included.
+fn chat_prompt() -> Result<String> {
+    let text = ModelFiles::open(&default_model()?)?.text()?;
+    let template = text.chat_template.context("the model has no chat template")?;
+    let messages = json!([{ "role": "user", "content": CHAT_QUESTION }]);
+    Ok(template.render(&RenderInput::new(&messages))?)
+}
+
+fn run_script(environment: &str, name: &str, cases: u32) -> Result<()> {
     let scene = real()?;
-    let passed = Script::start(name, scene.cluster.dir(), &reference(&scene)?)?.finish()?;
+    let passed = Script::start(environment, name, scene.cluster.dir(), &reference(&scene)?)?.finish()?;
     ensure!(passed >= cases, "{name}: only {passed} cases ran");
     scene.is_well()
 }
 
 #[test]
 fn the_official_text_generation_client() -> Result<()> {
-    run_script("text_generation_client.py", 9)
+    run_script("openai", "text_generation_client.py", 9)
 }
 
 #[test]
 fn the_openai_client() -> Result<()> {
-    run_script("openai_client.py", 13)
+    run_script("openai", "openai_client.py", 17)
+}
+
+#[test]
+fn the_client_of_the_hub() -> Result<()> {
+    run_script("hub", "hub_client.py", 10)
+}
+
+#[test]
+fn the_openai_classes_of_langchain() -> Result<()> {
+    run_script("langchain", "langchain_client.py", 9)
+}
+
+#[test]
+fn the_openai_client_for_node() -> Result<()> {
+    run_script("node", "openai_client.mjs", 8)
 }
 
 #[test]
@@ -113,7 +140,7 @@ fn clients_know_that_the_cluster_is_full() -> Result<()> {
     wire.send(post_bytes("/v1/completions", body.to_string()))?;
     ensure!(wire.head()?.status == 200);
     let reference = json!({ "url": scene.cluster.url(), "model": MODEL });
-    ensure!(Script::start("overloaded.py", scene.cluster.dir(), &reference)?.finish()? == 2);
+    ensure!(Script::start("openai", "overloaded.py", scene.cluster.dir(), &reference)?.finish()? == 2);
     drop(wire);
     scene.wait_idle()?;
     scene.close()
@@ -130,7 +157,7 @@ fn clients_learn_that_a_stream_has_failed() -> Result<()> {
     ];
     let mut scene = Scene::start(model.path(), &settings)?;
     let reference = json!({ "url": scene.cluster.url(), "model": MODEL, "prompt": "a" });
-    let mut script = Script::start("interrupted.py", scene.cluster.dir(), &reference)?;
+    let mut script = Script::start("openai", "interrupted.py", scene.cluster.dir(), &reference)?;
     script.wait_for("begun")?;
     scene.cluster.kill("decode-0")?;
     ensure!(script.finish()? == 1);

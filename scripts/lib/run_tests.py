@@ -14,8 +14,11 @@ import time
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
-REQUIREMENTS = REPO / "integration-tests" / "clients" / "requirements.txt"
-VENV = REPO / ".baton" / "venv-clients"
+CLIENTS = REPO / "integration-tests" / "clients"
+# Clients that others have written, each kind in an environment of its own: they pin different versions of the same packages.
+ENVIRONMENTS = REPO / ".baton" / "clients"
+# Parts that run such clients.
+CLIENT_PARTS = {"clients", "suites"}
 PROGRAMS = ("coordinator", "prefill-node", "decode-node")
 RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored;")
 # A part that takes longer hangs, in seconds.
@@ -78,8 +81,11 @@ def prepare(chosen):
         environment["BATON_TEST_MODEL"] = fetch.stdout.splitlines()[-1]
     if chosen == ["unit"]:
         return environment
-    if not environment.get("BATON_TEST_PYTHON"):
-        environment["BATON_TEST_PYTHON"] = str(client_python()) if REQUIREMENTS.exists() else sys.executable
+    if CLIENT_PARTS & set(chosen) and not environment.get("BATON_TEST_CLIENTS"):
+        for requirements in sorted((CLIENTS / "environments").glob("*.txt")):
+            python_environment(requirements)
+        node_environment(CLIENTS / "node")
+        environment["BATON_TEST_CLIENTS"] = str(ENVIRONMENTS)
     say("building the programs")
     programs = [word for name in PROGRAMS for word in ("--bin", name)]
     command = ["cargo", "build", "--release", "--locked", "--workspace", *programs]
@@ -88,21 +94,35 @@ def prepare(chosen):
     return environment
 
 
-def client_python():
-    """A virtual environment with the pinned client packages, made anew when the list changes."""
-    python = VENV / "bin" / "python"
-    stamp = VENV / "requirements.sha256"
-    wanted = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()
-    if python.exists() and stamp.exists() and stamp.read_text() == wanted:
-        return python
-    say("installing the client packages")
-    shutil.rmtree(VENV, ignore_errors=True)
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-    for command in ([sys.executable, "-m", "venv", VENV], [*pip, "-r", REQUIREMENTS]):
+def python_environment(requirements):
+    """A virtual environment with the pinned packages of a list, made anew when the list changes."""
+    target = ENVIRONMENTS / requirements.stem
+    pip = [target / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    made_of = requirements.read_bytes() + sys.version.encode()
+    make_environment(target, made_of, [[sys.executable, "-m", "venv", target], [*pip, "-r", requirements]])
+
+
+def node_environment(source):
+    """Node's packages as the lock file in `source` pins them, made anew when it changes."""
+    target = ENVIRONMENTS / "node"
+    files = [source / "package.json", source / "package-lock.json"]
+    made_of = b"".join(path.read_bytes() for path in files)
+    install = ["npm", "ci", "--prefix", target, "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
+    make_environment(target, made_of, [["mkdir", "-p", target], ["cp", *files, target], install])
+
+
+def make_environment(target, made_of, commands):
+    """Runs the commands that make `target`, unless it has been made of the same bytes before."""
+    stamp = target / "made-of.sha256"
+    wanted = hashlib.sha256(made_of).hexdigest()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    say(f"installing the client packages: {target.name}")
+    shutil.rmtree(target, ignore_errors=True)
+    for command in commands:
         if subprocess.run(command, cwd=REPO, check=False).returncode:
             raise Failed(f"'{' '.join(map(str, command))}' failed; see the messages above")
     stamp.write_text(wanted)
-    return python
 
 
 def run_part(name, commands, environment):

@@ -21,6 +21,7 @@ package_of() {
         cc) echo "gcc libc6-dev" ;;
         aarch64-linux-gnu-gcc) echo "gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
         qemu-aarch64) echo qemu-user ;;
+        node) echo nodejs ;;
         *) echo "$1" ;;
     esac
 }

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use integration_tests::scene::Scene;
 use serde_json::{Value, json};
 
-use crate::{joined, refused, scene, text};
+use crate::{refused, scene, text};
 
 #[test]
 fn case_01_counts_on_a_fresh_server() -> Result<()> {
@@ -84,55 +84,6 @@ fn case_05_too_many_log_probabilities() -> Result<()> {
             .ok()?;
     }
     scene.is_well()
-}
-
-#[test]
-fn case_14_and_15_four_prompts() -> Result<()> {
-    let scene = scene()?;
-    let body = |stream: bool| json!({ "prompt": ["a", "bc", "a", "def"], "max_tokens": 5, "temperature": 0, "stream": stream });
-    let whole = scene.complete(body(false))?.ok()?;
-    let choices = whole["choices"].as_array().context("choices")?;
-    let indices: Vec<_> = choices.iter().map(|choice| choice["index"].clone()).collect();
-    ensure!(json!(indices) == json!([0, 1, 2, 3]), "{whole}");
-    ensure!(choices[0]["text"] == choices[2]["text"], "{whole}");
-    let mut texts = vec![String::new(); 4];
-    for chunk in scene.complete(body(true))?.json_events()? {
-        let choice = &chunk["choices"][0];
-        let index = choice["index"].as_u64().context("an index")? as usize;
-        texts[index].push_str(choice["text"].as_str().context("a text")?);
-    }
-    for (text, choice) in texts.iter().zip(choices) {
-        ensure!(choice["text"] == *text, "{texts:?}: {whole}");
-    }
-    Ok(())
-}
-
-#[test]
-fn case_16_and_18_the_prompt_comes_back_with_its_log_probabilities() -> Result<()> {
-    let scene = scene()?;
-    for prompt in [json!("hello you"), json!([[5, 6, 7]])] {
-        let body = |stream: bool| json!({ "prompt": prompt, "max_tokens": 5, "temperature": 0, "echo": true, "logprobs": 0, "stream": stream });
-        let whole = scene.complete(body(false))?.ok()?;
-        let choice = &whole["choices"][0];
-        let logprobs = &choice["logprobs"];
-        ensure!(
-            logprobs["token_logprobs"][0].is_null() && logprobs["top_logprobs"][0].is_null(),
-            "{whole}"
-        );
-        let values = logprobs["token_logprobs"].as_array().context("token_logprobs")?;
-        let total = whole["usage"]["total_tokens"].as_u64().context("total_tokens")?;
-        ensure!(
-            values.len() as u64 == total && values[1..].iter().all(Value::is_number),
-            "{whole}"
-        );
-        let chunks = scene.complete(body(true))?.json_events()?;
-        let first = chunks[0]["choices"][0]["text"].as_str().context("a text")?;
-        if let Some(prompt) = prompt.as_str() {
-            ensure!(first.starts_with(prompt), "{first}");
-        }
-        ensure!(choice["text"] == joined(&chunks), "{whole}");
-    }
-    Ok(())
 }
 
 #[test]

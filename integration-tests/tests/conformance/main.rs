@@ -1,16 +1,22 @@
-//! What peers assert in their public tests, against real processes. Each test carries the number of its behaviour in
-//! docs/conformance.md, which also says what is not built yet.
+//! What peers assert in their public tests (`case_NN`), and what was reported as a fault of theirs (`report_NN`), against
+//! real processes. The numbers are those of docs/conformance.md.
 
 mod bad_requests;
+mod chat;
 mod choices;
 mod completions;
 mod generate;
+mod reports_input;
+mod reports_pools;
+mod reports_text;
 mod sampling;
 mod streams;
+mod structured;
 
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use integration_tests::files::default_model;
 use integration_tests::scene::{Scene, Shared};
 use serde_json::Value;
 
@@ -19,6 +25,13 @@ static SCENE: Shared = Shared::new();
 
 pub(crate) fn scene() -> Result<Arc<Scene>> {
     SCENE.get(|| Scene::tiny(&[]))
+}
+
+/// The default model, for cases that need an answer with a meaning, or a chat template.
+static REAL: Shared = Shared::new();
+
+pub(crate) fn real() -> Result<Arc<Scene>> {
+    REAL.get(|| Scene::start(&default_model()?, &[]))
 }
 
 /// The text of a whole completion.

@@ -97,6 +97,7 @@ async fn node<R: NodeRole>(
         seed: 3,
     })?;
     let model = NodeModel {
+        grammars: None,
         runner: Box::new(fake.runner),
         pool: fake.pool,
         identity: fake.identity,

@@ -201,6 +201,7 @@ impl Unit {
             prompt_logprobs: None,
             on_finish: OnFinish::Release,
             first_only: None,
+            adapter: None,
             cache_key: 0,
             adapter: None,
         };

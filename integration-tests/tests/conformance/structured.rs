@@ -1,0 +1,327 @@
+//! Answers of a given form, and fields that cannot be meant.
+
+use std::io::ErrorKind;
+use std::net::TcpListener;
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use crate::{real, refused, scene};
+
+#[test]
+fn case_26_schemas_and_grammars_that_are_none() -> Result<()> {
+    let scene = scene()?;
+    for (body, word) in [
+        (json!({ "response_format": { "type": "json_schema" } }), "json_schema"),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x" } } }),
+            "schema",
+        ),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": { "type": "no-such-type" } } } }),
+            "schema",
+        ),
+        (json!({ "structured_outputs": { "regex": "(" } }), "regex"),
+        (
+            json!({ "structured_outputs": { "grammar": "this is : no grammar (" } }),
+            "grammar",
+        ),
+        (json!({ "structured_outputs": { "choice": [] } }), "choice"),
+        (json!({ "structured_outputs": { "json": { "type": 5 } } }), "json"),
+    ] {
+        for stream in [false, true] {
+            let mut body = body.clone();
+            body["prompt"] = json!("a");
+            body["stream"] = json!(stream);
+            refused(&scene, &body, word)?;
+        }
+    }
+    scene.is_well()
+}
+
+#[test]
+fn case_27_unknown_response_formats() -> Result<()> {
+    let scene = scene()?;
+    for format in [
+        json!({ "type": "xml" }),
+        json!({ "type": 5 }),
+        json!({}),
+        json!("json_object"),
+        json!([]),
+    ] {
+        refused(
+            &scene,
+            &json!({ "prompt": "a", "response_format": format }),
+            "response_format",
+        )?;
+    }
+    scene.is_well()
+}
+
+#[test]
+fn case_31_suffixes_need_a_model_that_fills_in() -> Result<()> {
+    let scene = scene()?;
+    refused(&scene, &json!({ "prompt": "a", "suffix": "b" }), "suffix")?;
+    refused(&scene, &json!({ "prompt": "a", "suffix": "b", "echo": true }), "suffix")?;
+    scene
+        .complete(json!({ "prompt": "a", "suffix": "", "max_tokens": 1 }))?
+        .ok()?;
+    Ok(())
+}
+
+#[test]
+fn case_32_why_an_answer_ends() -> Result<()> {
+    let scene = real()?;
+    let stopped = scene
+        .complete(
+            json!({ "prompt": "A list:\n- one\n- two\n- three", "max_tokens": 200, "temperature": 0, "stop": "\n" }),
+        )?
+        .ok()?;
+    let choice = &stopped["choices"][0];
+    ensure!(
+        choice["finish_reason"] == "stop" && choice["stop_reason"] == "\n",
+        "{stopped}"
+    );
+    ensure!(
+        choice["text"].as_str().is_some_and(|text| !text.contains('\n')),
+        "{stopped}"
+    );
+    let prompt = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n";
+    let ended = scene
+        .complete(json!({ "prompt": prompt, "max_tokens": 100, "temperature": 0 }))?
+        .ok()?;
+    let choice = &ended["choices"][0];
+    ensure!(
+        choice["finish_reason"] == "stop" && choice["stop_reason"].is_null(),
+        "{ended}"
+    );
+    let cut = scene
+        .complete(json!({ "prompt": "Once upon a time", "max_tokens": 5, "temperature": 0 }))?
+        .ok()?;
+    let choice = &cut["choices"][0];
+    ensure!(
+        choice["finish_reason"] == "length" && choice["stop_reason"].is_null(),
+        "{cut}"
+    );
+    Ok(())
+}
+
+/// Asks for media from a port of this machine that must never hear from us.
+fn canary(urls: impl Fn(u16) -> Vec<String>) -> Result<()> {
+    let scene = scene()?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    listener.set_nonblocking(true)?;
+    for url in urls(listener.local_addr()?.port()) {
+        for kind in ["image_url", "video_url", "audio_url"] {
+            let mut item = json!({ "type": kind });
+            item[kind] = json!(url);
+            let inputs = json!([{ "type": "text", "text": "What is this?" }, item]);
+            for path in ["/generate", "/generate_stream"] {
+                let answer = scene.post(
+                    path,
+                    &json!({ "inputs": inputs, "parameters": { "max_new_tokens": 2 } }),
+                )?;
+                ensure!(
+                    answer.status == 422,
+                    "{path} {url}: {} {}",
+                    answer.status,
+                    answer.text()
+                );
+            }
+            let mut part = json!({ "type": kind });
+            part[kind] = json!({ "url": url });
+            let messages = json!([{ "role": "user", "content": [part] }]);
+            let body = json!({ "model": integration_tests::scene::MODEL, "messages": messages });
+            let answer = scene.post("/v1/chat/completions", &body)?;
+            ensure!(answer.status == 400, "{url}: {} {}", answer.status, answer.text());
+        }
+    }
+    let heard = listener.accept();
+    ensure!(
+        matches!(&heard, Err(error) if error.kind() == ErrorKind::WouldBlock),
+        "somebody connected: {heard:?}"
+    );
+    scene.is_well()
+}
+
+#[test]
+fn case_40_media_urls_are_not_touched() -> Result<()> {
+    canary(|port| {
+        vec![
+            format!("http://127.0.0.1:{port}/a.png"),
+            format!("http://localhost:{port}/a.png"),
+        ]
+    })
+}
+
+#[test]
+fn report_33_media_urls_into_this_machine_and_its_neighbours() -> Result<()> {
+    canary(|port| {
+        [
+            "127.0.0.1",
+            "localhost",
+            "2130706433",
+            "0x7f000001",
+            "0177.0.0.1",
+            "[::1]",
+            "[::ffff:127.0.0.1]",
+            "127.0.0.1.nip.io",
+            "0.0.0.0",
+        ]
+        .map(|host| format!("http://{host}:{port}/a.png"))
+        .into_iter()
+        .chain(
+            [
+                "http://169.254.169.254/latest/meta-data/a.png",
+                "file:///etc/hostname",
+                "http://10.0.0.1/a.png",
+            ]
+            .map(str::to_owned),
+        )
+        .collect()
+    })
+}
+
+#[test]
+fn report_12_a_biased_token_beyond_the_vocabulary() -> Result<()> {
+    let scene = scene()?;
+    for id in ["512", "100000", "4294967296", "-1"] {
+        let mut bias = json!({});
+        bias[id] = json!(5);
+        for stream in [false, true] {
+            refused(
+                &scene,
+                &json!({ "prompt": "a", "logit_bias": bias, "stream": stream }),
+                id,
+            )?;
+        }
+    }
+    let biased = scene.complete(json!({
+        "prompt": "a", "logit_bias": { "70": 100 }, "temperature": 0, "max_tokens": 3, "return_token_ids": true,
+    }))?;
+    let ids = biased.ok()?["choices"][0]["token_ids"].clone();
+    ensure!(ids == json!([70, 70, 70]), "{ids}");
+    scene.is_well()
+}
+
+#[test]
+fn report_06_no_character_is_lost_where_clean_up_rules_would_eat_one() -> Result<()> {
+    let scene = real()?;
+    for text in ["I 'm here .", " 'm", "do n't , you 've ? no !"] {
+        let mut body = json!({
+            "prompt": "Say:", "structured_outputs": { "choice": [text] }, "temperature": 0, "max_tokens": 40,
+        });
+        let whole = scene.complete(body.clone())?.ok()?;
+        ensure!(whole["choices"][0]["text"] == text, "{whole}");
+        body["stream"] = json!(true);
+        let chunks = scene.complete(body)?.json_events()?;
+        ensure!(crate::joined(&chunks) == text, "{chunks:?}");
+    }
+    Ok(())
+}
+
+/// Body of a request that has every optional field of the endpoint, all of them null.
+fn nulls(base: Value, names: &[&str]) -> Value {
+    let mut body = base;
+    for name in names {
+        body[*name] = Value::Null;
+    }
+    body
+}
+
+#[test]
+fn report_14_every_optional_field_null() -> Result<()> {
+    let scene = scene()?;
+    let names = [
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "stream",
+        "stream_options",
+        "ignore_eos",
+        "skip_special_tokens",
+        "logprobs",
+        "n",
+        "best_of",
+        "use_beam_search",
+        "echo",
+        "suffix",
+        "logit_bias",
+        "min_tokens",
+        "bad_words",
+        "allowed_token_ids",
+        "truncate_prompt_tokens",
+        "response_format",
+        "structured_outputs",
+        "prompt_logprobs",
+        "return_token_ids",
+        "user",
+    ];
+    let all = scene.complete(nulls(json!({ "prompt": "a" }), &names))?.ok()?;
+    ensure!(
+        all["choices"].as_array().is_some_and(|choices| choices.len() == 1),
+        "{all}"
+    );
+    let names = [
+        "decoder_input_details",
+        "details",
+        "do_sample",
+        "max_new_tokens",
+        "repetition_penalty",
+        "return_full_text",
+        "seed",
+        "temperature",
+        "top_k",
+        "top_p",
+        "truncate",
+        "typical_p",
+        "watermark",
+        "stop",
+        "adapter_id",
+        "best_of",
+        "stop_sequences",
+        "top_n_tokens",
+        "grammar",
+        "frequency_penalty",
+    ];
+    for path in ["/generate", "/generate_stream", "/"] {
+        let answer = scene.post(path, &json!({ "inputs": "a", "parameters": nulls(json!({}), &names) }))?;
+        ensure!(answer.status == 200, "{path}: {}", answer.text());
+    }
+    let names = [
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "seed",
+        "stop",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "top_logprobs",
+        "n",
+        "logit_bias",
+        "response_format",
+        "tools",
+        "tool_choice",
+        "presence_penalty",
+        "frequency_penalty",
+        "user",
+    ];
+    let messages = json!([{ "role": "user", "content": "Hi" }]);
+    let body = nulls(
+        json!({ "model": integration_tests::scene::MODEL, "messages": messages }),
+        &names,
+    );
+    real()?.post("/v1/chat/completions", &body)?.ok()?;
+    Ok(())
+}
