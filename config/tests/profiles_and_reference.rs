@@ -141,7 +141,11 @@ fn other_value(kind: Kind, default: &toml::Value) -> String {
     match kind {
         Kind::Bool => (!default.as_bool().unwrap()).to_string(),
         // Twice the default keeps every relation between fields.
-        Kind::Int { .. } => (2 * default.as_integer().unwrap()).max(1).to_string(),
+        Kind::Int { max, .. } => {
+            let default = default.as_integer().unwrap();
+            let twice = (2 * default).max(1);
+            (if twice <= max { twice } else { default - 1 }).to_string()
+        }
         Kind::Choice(words) => (*words.iter().find(|word| Some(**word) != default.as_str()).unwrap()).to_owned(),
         Kind::Text(rule) | Kind::List { item: rule, .. } => match rule {
             Text::Any | Text::NonEmpty | Text::NodeName => "other",

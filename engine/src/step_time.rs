@@ -332,7 +332,7 @@ mod tests {
         // Up to a fifth longer, and now and then a step that the system interrupts for 50 ms.
         let machine = |step: usize, work: &Work| {
             let scatter = 1.0 + 0.2 * ((step * 7_919) % 101) as f64 / 101.0;
-            let stolen = if step % 37 == 0 { 0.05 } else { 0.0 };
+            let stolen = if step.is_multiple_of(37) { 0.05 } else { 0.0 };
             Duration::from_secs_f64(time_of(work, &MACHINE).as_secs_f64() * scatter + stolen)
         };
         let found = prompts_beside(&mut StepTimes::default(), &limits, machine, &[2_048; 6]);

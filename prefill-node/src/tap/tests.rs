@@ -203,13 +203,11 @@ async fn a_sequence_that_lost_its_blocks_is_sent_out_of_its_new_ones() {
     // The cached block is due, and nobody has taken it when the blocks are lost.
     bench.step(4, 8, &[5, 3]);
     bench.tap().preempted();
-    let state = bench.backlog.shared.lock();
-    assert_eq!(
-        (state.schedule.early(), state.blocks.len()),
-        (None, 0),
-        "nothing may be read"
-    );
-    drop(state);
+    {
+        let state = bench.backlog.shared.lock();
+        let left = (state.schedule.early(), state.blocks.len());
+        assert_eq!(left, (None, 0), "nothing may be read");
+    }
     let received = bench.backlog.next();
     assert_eq!(received, Ok(None));
     bench.step(0, 12, &[7, 8, 10]);

@@ -235,6 +235,10 @@ impl Request {
         }
     }
 
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "what an event says, and what every transition needs"
+    )]
     fn on_token(
         &mut self,
         now: Instant,

@@ -337,6 +337,10 @@ impl Request {
     }
 
     /// Offers a token of `choice` to its ledger. `leg` is where it came from.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "what an event says, and what every transition needs"
+    )]
     fn token(
         &mut self,
         now: Instant,

@@ -32,9 +32,12 @@ fn decoding() -> (Bench, LegId) {
 }
 
 fn updates(actions: &[Action]) -> Vec<JobUpdate> {
-    let update = |action: &Action| match action {
-        Action::UpdateJob { update, .. } => Some(*update),
-        _ => None,
+    let update = |action: &Action| {
+        if let Action::UpdateJob { update, .. } = action {
+            Some(*update)
+        } else {
+            None
+        }
     };
     actions.iter().filter_map(update).collect()
 }
