@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 const PROMPT: &str = "The capital of France is";
 const MAX_TOKENS: usize = 16;
 /// The model's chat format; it answers this briefly and ends by itself.
-const CHAT_QUESTION: &str = "What is the capital of France?";
+const CHAT_QUESTION: &str = "Name the capital of France.";
 
 /// The real model, for all tests of this file that do not break anything.
 static REAL: Shared = Shared::new();

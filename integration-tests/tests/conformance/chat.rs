@@ -10,7 +10,7 @@ use crate::real;
 fn case_42_the_role_comes_first_and_the_end_has_no_content() -> Result<()> {
     let scene = real()?;
     let mut body = json!({
-        "model": MODEL, "messages": [{ "role": "user", "content": "What is the capital of France?" }],
+        "model": MODEL, "messages": [{ "role": "user", "content": "Name the capital of France." }],
         "temperature": 0, "max_tokens": 30,
     });
     let whole = scene.post("/v1/chat/completions", &body)?.ok()?;
