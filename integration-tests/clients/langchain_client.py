@@ -76,7 +76,7 @@ def case_a_required_tool(reference):
     bound = chat(reference, max_tokens=120).bind_tools([population], tool_choice="population")
     calls = bound.invoke("How many people live in Paris?").tool_calls
     equal("the tool", [call["name"] for call in calls], ["population"])
-    equal("its arguments", list(calls[0]["args"]), ["city"])
+    holds(f"its argument: {calls}", isinstance(calls[0]["args"]["city"], str))
 
 
 def case_wrong_requests(reference):

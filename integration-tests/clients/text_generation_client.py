@@ -129,8 +129,7 @@ def case_wrong_requests_raise_validation_errors(reference):
         ({"seed": 0}, "seed"),
         ({"seed": 2**64}, "seed"),
         ({"stop_sequences": [""]}, "stop"),
-        ({"watermark": True}, "not supported yet: watermark"),
-        ({"best_of": 2, "do_sample": True}, "not supported yet: best_of"),
+        ({"best_of": 2, "do_sample": True, "seed": 5}, "best_of"),
     ]
     for options, word in wrong:
         whole = raises(ValidationError, lambda: client(reference).generate(reference.prompt, **options), word)
