@@ -4,7 +4,6 @@
 //! first rule is called `root`. Names there may have any letters and `-`; Lark gives upper and lower case a meaning.
 
 use std::collections::HashMap;
-use std::fmt::Write;
 use std::iter::Peekable;
 use std::str::Chars;
 
@@ -39,23 +38,23 @@ pub(crate) fn to_lark(text: &str) -> Result<String, String> {
         match token {
             Token::Name(name) if defines(at) => {
                 let line = if at == 0 { "" } else { "\n" };
-                let _ = write!(out, "{line}{}", names.of(name));
+                out.push_str(&format!("{line}{}", names.of(name)));
             }
             Token::Name(name) => {
-                let _ = write!(out, " {}", names.of(name));
+                out.push_str(&format!(" {}", names.of(name)));
             }
             Token::Defines if at > 0 && defines(at - 1) => out.push(':'),
             Token::Defines => return Err("`::=` without a name before it".to_owned()),
             // An empty string is nothing to Lark; an empty group is written as an optional nothing.
             Token::Literal(text) if text.is_empty() => out.push_str(" \"\""),
             Token::Literal(text) => {
-                let _ = write!(out, " {}", serde_json::Value::from(text.as_str()));
+                out.push_str(&format!(" {}", serde_json::Value::from(text.as_str())));
             }
             Token::Class(class) => {
-                let _ = write!(out, " /{class}/");
+                out.push_str(&format!(" /{class}/"));
             }
             Token::Mark(mark) if matches!(mark.as_str(), "|" | "(" | ")") => {
-                let _ = write!(out, " {mark}");
+                out.push_str(&format!(" {mark}"));
             }
             Token::Mark(mark) => out.push_str(mark),
         }
@@ -169,7 +168,7 @@ fn class(chars: &mut Peekable<Chars<'_>>) -> Result<String, String> {
             Some(c) => c,
             None => return Err("a character class without its end".to_owned()),
         };
-        let _ = write!(out, "\\x{{{:x}}}", u32::from(c));
+        out.push_str(&format!("\\x{{{:x}}}", u32::from(c)));
         last = Some(c);
     }
     out.push(']');

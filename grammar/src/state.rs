@@ -58,8 +58,8 @@ impl GrammarState {
         if !output.starts_with(&self.tokens) {
             self.restart()?;
         }
-        for position in self.tokens.len()..output.len() {
-            self.advance(output[position], position)?;
+        for (position, &token) in output.iter().enumerate().skip(self.tokens.len()) {
+            self.advance(token, position)?;
         }
         let mask = self.matcher.compute_mask_or_eos();
         mask.map(Vec::from)

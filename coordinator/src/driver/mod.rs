@@ -312,7 +312,7 @@ impl Driver {
                     let cancel = CancellationToken::new();
                     let (updates, to_job) = mpsc::channel(most_updates(&job));
                     let (connection, events) = (connection.clone(), self.to_driver.clone());
-                    let run = job::run(leg, connection, job, to_job, events, cancel.clone());
+                    let run = job::run(leg, connection, *job, to_job, events, cancel.clone());
                     // The tracker waits for the task; nobody needs its handle.
                     drop(jobs.spawn(run));
                     self.jobs.insert(leg, RunningJob { cancel, updates });

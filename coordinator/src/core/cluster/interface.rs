@@ -101,7 +101,7 @@ pub enum Action {
         /// Where.
         link: LinkId,
         /// What.
-        job: Job,
+        job: Box<Job>,
     },
     /// Say something more on a job's stream. At most once for each of its choices.
     UpdateJob {

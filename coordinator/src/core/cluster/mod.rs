@@ -360,6 +360,7 @@ impl Cluster {
 
     fn start_job(&mut self, leg: LegId, job: Job, actions: &mut Vec<Action>) {
         if let Some(link) = self.nodes.send(leg) {
+            let job = Box::new(job);
             actions.push(Action::StartJob { leg, link, job });
         }
     }

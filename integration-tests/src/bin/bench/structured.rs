@@ -203,7 +203,6 @@ impl Unit {
             first_only: None,
             adapter: None,
             cache_key: 0,
-            adapter: None,
         };
         Ok(self.engine.add(spec)?)
     }

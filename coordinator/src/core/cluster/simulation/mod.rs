@@ -32,7 +32,7 @@ enum Event {
     Start {
         link: LinkId,
         leg: LegId,
-        job: Job,
+        job: Box<Job>,
     },
     Update {
         link: LinkId,
@@ -340,7 +340,7 @@ impl Simulation {
             }),
             Event::Start { link, leg, job } => {
                 if let Some(node) = self.at(link) {
-                    node.start(leg, job, &mut out);
+                    node.start(leg, *job, &mut out);
                     self.said(link, out);
                 }
             }

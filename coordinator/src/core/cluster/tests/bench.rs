@@ -266,7 +266,7 @@ impl Bench {
         for action in actions {
             match action {
                 Action::StartJob { leg, link, job } => {
-                    self.jobs.insert(*leg, (*link, job.clone()));
+                    self.jobs.insert(*leg, (*link, (**job).clone()));
                     self.open.insert(*leg, ());
                 }
                 Action::ResetJob { leg } => {
