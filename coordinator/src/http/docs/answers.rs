@@ -72,8 +72,11 @@ pub struct ChatAnswer {
     pub prompt_token_ids: Option<Vec<u32>>,
 }
 
-/// Events, each a line `data: ` and a JSON object, with an empty line after it. `/generate_stream` sends one for every
-/// token and the whole text in the last; the `/v1` paths send chunks and at last `data: [DONE]`. A line `:` is sent in
-/// long silences. A failure is one event with an error body, and the end.
+/// One event of a stream. `/generate_stream` sends one for every token and the whole text in the last; the `/v1` paths send
+/// chunks and at last `data: [DONE]`. A line `:` is sent in long silences. A failure is one event with an error body, and the
+/// end.
 #[derive(Serialize, ToSchema)]
-pub struct EventStream(pub String);
+pub struct EventStream {
+    /// What follows `data: ` on the event's line: a JSON object, or `[DONE]`.
+    pub data: String,
+}
