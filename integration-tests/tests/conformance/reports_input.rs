@@ -140,6 +140,74 @@ fn report_17_a_body_in_another_encoding() -> Result<()> {
     scene.is_well()
 }
 
+const COMPLETIONS: &[&str] = &[
+    "model",
+    "prompt",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "stream",
+    "stream_options",
+    "ignore_eos",
+    "skip_special_tokens",
+    "logprobs",
+    "n",
+    "best_of",
+    "use_beam_search",
+    "echo",
+    "suffix",
+    "logit_bias",
+    "min_tokens",
+    "bad_words",
+    "allowed_token_ids",
+    "truncate_prompt_tokens",
+    "response_format",
+    "structured_outputs",
+    "prompt_logprobs",
+    "return_token_ids",
+];
+
+const GENERATE: &[&str] = &[
+    "decoder_input_details",
+    "details",
+    "do_sample",
+    "max_new_tokens",
+    "repetition_penalty",
+    "return_full_text",
+    "seed",
+    "temperature",
+    "top_k",
+    "top_p",
+    "truncate",
+    "typical_p",
+    "watermark",
+    "stop",
+    "adapter_id",
+    "best_of",
+];
+
+const CHAT: &[&str] = &[
+    "messages",
+    "max_completion_tokens",
+    "logprobs",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "response_format",
+    "n",
+    "stream_options",
+    "logit_bias",
+];
+
 #[test]
 fn report_18_every_field_of_every_wrong_type() -> Result<()> {
     let scene = scene()?;
@@ -155,71 +223,6 @@ fn report_18_every_field_of_every_wrong_type() -> Result<()> {
         json!({ "x": [1] }),
         json!(1e300),
         json!(u64::MAX),
-    ];
-    let completions = [
-        "model",
-        "prompt",
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "seed",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "stop",
-        "stop_token_ids",
-        "include_stop_str_in_output",
-        "stream",
-        "stream_options",
-        "ignore_eos",
-        "skip_special_tokens",
-        "logprobs",
-        "n",
-        "best_of",
-        "use_beam_search",
-        "echo",
-        "suffix",
-        "logit_bias",
-        "min_tokens",
-        "bad_words",
-        "allowed_token_ids",
-        "truncate_prompt_tokens",
-        "response_format",
-        "structured_outputs",
-        "prompt_logprobs",
-        "return_token_ids",
-    ];
-    let generate = [
-        "decoder_input_details",
-        "details",
-        "do_sample",
-        "max_new_tokens",
-        "repetition_penalty",
-        "return_full_text",
-        "seed",
-        "temperature",
-        "top_k",
-        "top_p",
-        "truncate",
-        "typical_p",
-        "watermark",
-        "stop",
-        "adapter_id",
-        "best_of",
-    ];
-    let chat = [
-        "messages",
-        "max_completion_tokens",
-        "logprobs",
-        "top_logprobs",
-        "tools",
-        "tool_choice",
-        "response_format",
-        "n",
-        "stream_options",
-        "logit_bias",
     ];
     let mut refused = 0;
     let mut ask = |path: &str, body: &Value| -> Result<()> {
@@ -239,7 +242,7 @@ fn report_18_every_field_of_every_wrong_type() -> Result<()> {
         Ok(())
     };
     for value in &values {
-        for name in completions {
+        for name in COMPLETIONS.iter().copied() {
             let mut body = json!({ "model": MODEL, "prompt": "a", "max_tokens": 2 });
             body[name] = value.clone();
             if name == "n" || name == "best_of" {
@@ -247,14 +250,14 @@ fn report_18_every_field_of_every_wrong_type() -> Result<()> {
             }
             ask("/v1/completions", &body)?;
         }
-        for name in generate {
+        for name in GENERATE.iter().copied() {
             let mut parameters = json!({ "max_new_tokens": 2 });
             parameters[name] = value.clone();
             ask("/generate", &json!({ "inputs": "a", "parameters": parameters }))?;
         }
         ask("/generate", &json!({ "inputs": value }))?;
         ask("/generate", &json!({ "inputs": "a", "parameters": value }))?;
-        for name in chat {
+        for name in CHAT.iter().copied() {
             let mut body = json!({ "model": MODEL, "messages": [{ "role": "user", "content": "a" }], "max_tokens": 2 });
             body[name] = value.clone();
             ask("/v1/chat/completions", &body)?;

@@ -229,98 +229,104 @@ fn nulls(base: Value, names: &[&str]) -> Value {
     body
 }
 
+const OF_COMPLETIONS: &[&str] = &[
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "stream",
+    "stream_options",
+    "ignore_eos",
+    "skip_special_tokens",
+    "logprobs",
+    "n",
+    "best_of",
+    "use_beam_search",
+    "echo",
+    "suffix",
+    "logit_bias",
+    "min_tokens",
+    "bad_words",
+    "allowed_token_ids",
+    "truncate_prompt_tokens",
+    "response_format",
+    "structured_outputs",
+    "prompt_logprobs",
+    "return_token_ids",
+    "user",
+];
+
+const OF_GENERATE: &[&str] = &[
+    "decoder_input_details",
+    "details",
+    "do_sample",
+    "max_new_tokens",
+    "repetition_penalty",
+    "return_full_text",
+    "seed",
+    "temperature",
+    "top_k",
+    "top_p",
+    "truncate",
+    "typical_p",
+    "watermark",
+    "stop",
+    "adapter_id",
+    "best_of",
+    "stop_sequences",
+    "top_n_tokens",
+    "grammar",
+    "frequency_penalty",
+];
+
+const OF_CHAT: &[&str] = &[
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "n",
+    "logit_bias",
+    "response_format",
+    "tools",
+    "tool_choice",
+    "presence_penalty",
+    "frequency_penalty",
+    "user",
+];
+
 #[test]
 fn report_14_every_optional_field_null() -> Result<()> {
     let scene = scene()?;
-    let names = [
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "seed",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "stop",
-        "stop_token_ids",
-        "include_stop_str_in_output",
-        "stream",
-        "stream_options",
-        "ignore_eos",
-        "skip_special_tokens",
-        "logprobs",
-        "n",
-        "best_of",
-        "use_beam_search",
-        "echo",
-        "suffix",
-        "logit_bias",
-        "min_tokens",
-        "bad_words",
-        "allowed_token_ids",
-        "truncate_prompt_tokens",
-        "response_format",
-        "structured_outputs",
-        "prompt_logprobs",
-        "return_token_ids",
-        "user",
-    ];
-    let all = scene.complete(nulls(json!({ "prompt": "a" }), &names))?.ok()?;
+    let all = scene.complete(nulls(json!({ "prompt": "a" }), OF_COMPLETIONS))?.ok()?;
     ensure!(
         all["choices"].as_array().is_some_and(|choices| choices.len() == 1),
         "{all}"
     );
-    let names = [
-        "decoder_input_details",
-        "details",
-        "do_sample",
-        "max_new_tokens",
-        "repetition_penalty",
-        "return_full_text",
-        "seed",
-        "temperature",
-        "top_k",
-        "top_p",
-        "truncate",
-        "typical_p",
-        "watermark",
-        "stop",
-        "adapter_id",
-        "best_of",
-        "stop_sequences",
-        "top_n_tokens",
-        "grammar",
-        "frequency_penalty",
-    ];
     for path in ["/generate", "/generate_stream", "/"] {
-        let answer = scene.post(path, &json!({ "inputs": "a", "parameters": nulls(json!({}), &names) }))?;
+        let answer = scene.post(
+            path,
+            &json!({ "inputs": "a", "parameters": nulls(json!({}), OF_GENERATE) }),
+        )?;
         ensure!(answer.status == 200, "{path}: {}", answer.text());
     }
-    let names = [
-        "max_tokens",
-        "max_completion_tokens",
-        "temperature",
-        "top_p",
-        "seed",
-        "stop",
-        "stream",
-        "stream_options",
-        "logprobs",
-        "top_logprobs",
-        "n",
-        "logit_bias",
-        "response_format",
-        "tools",
-        "tool_choice",
-        "presence_penalty",
-        "frequency_penalty",
-        "user",
-    ];
     let messages = json!([{ "role": "user", "content": "Hi" }]);
     let body = nulls(
         json!({ "model": integration_tests::scene::MODEL, "messages": messages }),
-        &names,
+        OF_CHAT,
     );
     real()?.post("/v1/chat/completions", &body)?.ok()?;
     Ok(())
