@@ -210,6 +210,26 @@ fn a_beam_search_is_answered_whole_also_as_a_stream() {
 }
 
 #[test]
+fn what_a_beam_search_cannot_heed_is_refused_by_name() {
+    let front = start();
+    for (field, value) in [
+        ("repetition_penalty", "1.5"),
+        ("presence_penalty", "1"),
+        ("frequency_penalty", "-1"),
+        ("bad_words", "[\"x\"]"),
+        ("structured_outputs", "{\"regex\":\"a+\"}"),
+    ] {
+        let fields = format!("\"prompt\":\"hi\",\"temperature\":1,\"use_beam_search\":true,\"{field}\":{value}");
+        let answer = complete(&front, &fields);
+        let error = answer.json()["error"].clone();
+        assert_eq!(answer.status, 400, "{field}: {error}");
+        let param = error["param"].as_str().unwrap_or_default();
+        assert!(param.starts_with(field), "{field}: {error}");
+    }
+    assert_eq!(front.backend.count(), 0, "nothing was served");
+}
+
+#[test]
 fn every_prompt_of_a_list_has_its_answers() {
     let front = start();
     let ended = |text: &str| [bytes(text), vec![EOS]].concat();

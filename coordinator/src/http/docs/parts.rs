@@ -31,8 +31,9 @@ pub struct GenerateParameters {
     /// true: draw. false: the most probable token always, whatever else is given. Absent: draw if and only if
     /// `temperature` is not 1, or `top_k` or `top_p` is given, or `typical_p` is below 1.
     pub do_sample: Option<bool>,
-    /// Form of the answer.
-    pub grammar: Option<GenerateGrammar>,
+    /// Form of the answer, if it is an object with a `type` of `json` or `regex` and a `value`, the JSON schema or the regular
+    /// expression; anything else changes nothing.
+    pub grammar: Option<Value>,
     /// Most tokens to generate; the server's own limits cut it, without an error.
     #[schema(minimum = 1, maximum = 2147483647, default = 20)]
     pub max_new_tokens: Option<u32>,
@@ -68,18 +69,6 @@ pub struct GenerateParameters {
     /// Mark the answer's tokens with TGI's watermark.
     #[schema(default = false)]
     pub watermark: Option<bool>,
-}
-
-/// `grammar` of `/generate`.
-#[derive(Deserialize, ToSchema)]
-pub struct GenerateGrammar {
-    /// `json` or `regex`.
-    #[serde(rename = "type")]
-    #[schema(required = true)]
-    pub kind: String,
-    /// The JSON schema, or the regular expression.
-    #[schema(required = true)]
-    pub value: Value,
 }
 
 /// `response_format`.

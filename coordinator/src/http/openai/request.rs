@@ -127,10 +127,14 @@ pub fn parse(body: &[u8], rules: &Rules) -> Result<CompletionRequest, ApiError> 
         stream: stream.is_some(),
     };
     refuse_suffix(&fields, echo)?;
+    let choices = choices::read(&fields, rules.choices, beside)?;
+    if choices.beam {
+        refuse_beside_beams(&shared)?;
+    }
     Ok(CompletionRequest {
         model,
         prompts,
-        choices: choices::read(&fields, rules.choices, beside)?,
+        choices,
         echo,
         max_tokens,
         shared,
@@ -139,6 +143,26 @@ pub fn parse(body: &[u8], rules: &Rules) -> Result<CompletionRequest, ApiError> 
         stream,
         return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
     })
+}
+
+/// A beam search ranks hypotheses by the model's own probabilities: what depends on the tokens before has no place in it.
+fn refuse_beside_beams(shared: &Shared) -> Result<(), FieldError> {
+    let sampling = &shared.sampling;
+    let constraint = shared.constraint.as_ref().map(|constraint| constraint.field.as_str());
+    let given = [
+        ("repetition_penalty", sampling.repetition_penalty != 1.0),
+        ("presence_penalty", sampling.presence_penalty != 0.0),
+        ("frequency_penalty", sampling.frequency_penalty != 0.0),
+        ("bad_words", !shared.bad_words.is_empty()),
+        (constraint.unwrap_or_default(), constraint.is_some()),
+    ];
+    match given.into_iter().find(|(_, given)| *given) {
+        Some((field, _)) => {
+            let problem = "is given, but must be absent where `use_beam_search` is true";
+            Err(FieldError::rule(field.to_owned(), problem))
+        }
+        None => Ok(()),
+    }
 }
 
 pub(super) fn positive(fields: &Fields<'_>, name: &str) -> Result<Option<u32>, FieldError> {
