@@ -117,7 +117,7 @@ mod tests {
         };
         let mut times = StepTimes::default();
         // A step takes 1 ms; a row of a prompt 100 us, and 1 us more for each token it looks back on.
-        for (rows, start) in [(100, 0), (100, 100), (100, 400), (100, 900)].repeat(20) {
+        for (rows, start) in [(100, 0), (100, 100), (100, 400), (100, 900)].repeat(100) {
             let row_keys = rows * start + rows * (rows + 1) / 2;
             let calm = Work {
                 single: 1,

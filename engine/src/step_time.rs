@@ -20,8 +20,12 @@ const ROWS: usize = 3;
 const ROW_KEYS: usize = 4;
 /// Rounds of improvement after each measured step; they go on from the last result.
 const SWEEPS: usize = 8;
-/// One in so many steps may take longer than what is planned for.
-const LATE_ONE_IN: f64 = 50.0;
+/// Steps of both kinds after which a late one counts for a third of what it did.
+const LATE_STEPS: f64 = 128.0;
+/// What is held back is this much more than the latest step was late by: the next may be later still.
+const LATE_MARGIN: f64 = 1.25;
+/// Held back before any step was measured, as a share of what prompts may take.
+const FIRST_MARGIN: f64 = 0.25;
 /// Most rows of prompts in the first step that also generates.
 const FIRST_ROWS: usize = 8;
 
@@ -107,8 +111,10 @@ pub(crate) struct StepTimes {
     factors: [f64; PARTS],
     /// Most rows of prompts in a measured step that also generated.
     most_rows: usize,
-    /// More than this, in seconds, one in [`LATE_ONE_IN`] of the steps of both kinds takes beyond what is expected.
+    /// By how much steps of both kinds take longer than expected at most, in seconds, the older the fainter.
     excess: f64,
+    /// What is left of [`FIRST_MARGIN`].
+    unknown: f64,
 }
 
 impl Default for StepTimes {
@@ -121,6 +127,7 @@ impl Default for StepTimes {
             factors: [0.0; PARTS],
             most_rows: 0,
             excess: 0.0,
+            unknown: FIRST_MARGIN,
         }
     }
 }
@@ -142,14 +149,13 @@ impl StepTimes {
                 .zip(&self.factors)
                 .map(|(part, factor)| part * factor)
                 .sum();
-            // The first ones are not expected at all.
-            if self.most_rows >= FIRST_ROWS {
-                // Rises by much when a step took longer still, falls by little when not: in balance at the quantile,
-                // and no single step, however long, moves it far.
-                let share = 1.0 / LATE_ONE_IN;
-                let late = seconds - expected > self.excess;
-                let change = if late { 1.0 - share } else { -share };
-                self.excess = (self.excess + change * expected / 32.0).max(0.0);
+            let keeps = 1.0 - 1.0 / LATE_STEPS;
+            (self.excess, self.unknown) = (self.excess * keeps, self.unknown * keeps);
+            // The first ones are not expected at all. One that took more than twice as long did not scatter: the system
+            // interrupted it, or the machine has changed, and then the factors will.
+            let late = seconds - expected;
+            if self.most_rows >= FIRST_ROWS && late < expected {
+                self.excess = self.excess.max(late);
             }
             self.most_rows = self.most_rows.max(work.rows);
             &mut self.mixed
@@ -182,7 +188,7 @@ impl StepTimes {
         let allowed = limits.mixed_prefill_time.as_secs_f64();
         (allowed > 0.0).then(|| Delay {
             // Room for what times scatter.
-            left: (allowed - self.excess).max(allowed / 2.0),
+            left: (allowed - (LATE_MARGIN * self.excess).max(allowed * self.unknown)).max(allowed / 2.0),
             row: self.factors[ROWS],
             key: self.factors[ROW_KEYS],
             // Little is known of chunks far larger than those that were measured.
@@ -304,7 +310,12 @@ mod tests {
     fn prompts_take_the_time_they_may_and_no_more_wherever_they_are() {
         let limits = limits(Duration::from_millis(20));
         let mut times = StepTimes::default();
-        let found = prompts_beside(&mut times, &limits, |_, work| time_of(work, &MACHINE), &[2_048, 6_000]);
+        let found = prompts_beside(
+            &mut times,
+            &limits,
+            |_, work| time_of(work, &MACHINE),
+            &[2_048, 2_048, 6_000],
+        );
         for (at, rows, delay) in &found {
             assert!(*delay <= 0.022, "{rows} rows after {at} tokens delay by {delay} s");
         }

@@ -150,18 +150,21 @@ struct Alone {
 
 fn report(setting: &Setting, alone: &Alone, rounds: &[(Gaps, Gaps, Duration)]) -> Value {
     let of = |pick: &dyn Fn(&(Gaps, Gaps, Duration)) -> f64| median(rounds.iter().map(pick).collect());
-    let (calm, worst) = (of(&|round| round.0.quantile(0.5)), of(&|round| round.1.largest()));
-    let during = of(&|round| round.1.quantile(0.5));
-    let late = of(&|round| round.1.quantile(0.99));
+    // Calm gaps scatter, too: each quantile is held against the same one of the calm window before it.
+    let longer = |q: f64| of(&|(calm, busy, _)| busy.quantile(q) - calm.quantile(q));
+    let (median_delay, delay) = (longer(0.5), longer(0.99));
+    let worst = of(&|(calm, busy, _)| busy.largest() - calm.largest());
+    let (calm, late_calm) = (of(&|round| round.0.quantile(0.5)), of(&|round| round.0.quantile(0.99)));
+    let (during, late) = (of(&|round| round.1.quantile(0.5)), of(&|round| round.1.quantile(0.99)));
     let each = alone.each_ms;
-    let (delay, scatter) = (worst - calm, of(&|round| round.0.largest()) - calm);
     // The delay, in tokens at the end of a prompt that is computed alone.
     let rows = delay / each;
     let engine = &setting.config.engine;
     println!(
-        "one mixed node: gap p50 {calm:.2} ms calm, {during:.2} ms while a prompt is computed, p99 {late:.2} ms, worst {worst:.2} ms: \
-         a delay of {delay:.2} ms, worth {rows:.0} of the prompt's tokens ({each:.3} ms for each of its last ones when alone); \
-         budget engine.mixed_prefill_ms = {}, engine.mixed_prefill_tokens = {}; calm gaps scatter by {scatter:.2} ms; \
+        "one mixed node: gaps calm p50 {calm:.2} ms, p99 {late_calm:.2} ms; while a prompt is computed p50 {during:.2} ms, p99 {late:.2} ms: \
+         a delay of {median_delay:.2} ms in the median, {delay:.2} ms at p99, {worst:.2} ms from the worst calm gap to the worst of all; \
+         at p99 worth {rows:.0} of the prompt's tokens ({each:.3} ms for each of its last ones when alone); \
+         budget engine.mixed_prefill_ms = {}, engine.mixed_prefill_tokens = {}; \
          prompt {:.2} s against {:.2} s alone (medians of {} rounds)",
         engine.mixed_prefill_ms,
         engine.mixed_prefill_tokens,
@@ -171,11 +174,12 @@ fn report(setting: &Setting, alone: &Alone, rounds: &[(Gaps, Gaps, Duration)]) -
     );
     json!({
         "calm_p50_ms": calm,
+        "calm_p99_ms": late_calm,
         "during_p50_ms": during,
-        "worst_ms": worst,
-        "p99_ms": late,
-        "delay_ms": delay,
-        "calm_scatter_ms": scatter,
+        "during_p99_ms": late,
+        "delay_p50_ms": median_delay,
+        "delay_p99_ms": delay,
+        "delay_worst_ms": worst,
         "delay_rows": rows,
         "budget_ms": engine.mixed_prefill_ms,
         "budget_rows": engine.mixed_prefill_tokens,
