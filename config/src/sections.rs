@@ -109,6 +109,9 @@ section! {
         max_stop_string_chars: usize = 1_024, int(1, 1_048_576);
         /// All stop strings of a request together, in Unicode characters.
         max_stop_total_chars: usize = 32_768, int(1, 16_777_216);
+        /// Longest time from a request's arrival to its last token, in milliseconds; clients may ask for less with the header
+        /// x-baton-timeout-ms.
+        request_timeout_ms: u64 = 600_000, millis();
         /// Longest JSON schema, regular expression or grammar of a request, in bytes.
         max_grammar_bytes: usize = 262_144, int(1, 4_194_304);
     }

@@ -260,7 +260,16 @@ impl DecodeRole {
 impl NodeRole for DecodeRole {
     async fn handle(&self, job: Job, stream: JobStream) -> Result<(), JobGone> {
         match job {
-            Job::Decode(job) => self.decode(job, stream).await,
+            Job::Decode(job) => {
+                // The coordinator ends the job at its own deadline; this one holds if it cannot.
+                let deadline = self.context.clock.now() + Duration::from_millis(job.deadline_ms.min(LONGEST_JOB_MS));
+                let (request, epoch) = (job.request, job.epoch);
+                let worked = timeout_at(deadline.into(), self.decode(job, stream)).await;
+                worked.unwrap_or_else(|_| {
+                    tracing::warn!(%request, epoch = epoch.0, "a job's time is over: its stream is reset");
+                    Ok(())
+                })
+            }
             Job::Prefill(_) => {
                 stream
                     .fail(JobErrorKind::Invalid, "a prefill job was sent to a decode node")
@@ -274,6 +283,8 @@ impl NodeRole for DecodeRole {
     }
 }
 
+/// Longest time that a job may take, in milliseconds: a year, so that no sum of times overflows.
+const LONGEST_JOB_MS: u64 = 365 * 24 * 3_600_000;
 const NO_CHOICE: &str = "choices is empty: there is nothing to generate";
 
 fn spec(job: &DecodeJob, adapter: JobAdapter, choice: u32, token_ids: Vec<u32>) -> SequenceSpec {

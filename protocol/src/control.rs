@@ -154,6 +154,8 @@ pub struct DecodeJob {
     pub source: KvSource,
     /// Milliseconds from arrival until the commit must have happened ([`KvSource::Handoff`]).
     pub handoff_deadline_ms: u64,
+    /// Milliseconds that the whole job may take, from arrival on the node to its last token.
+    pub deadline_ms: u64,
 }
 
 /// A choice, and how far it is.

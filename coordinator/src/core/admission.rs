@@ -94,6 +94,22 @@ impl Admission {
         Ok(id)
     }
 
+    /// Refuses a call that will have to wait for longer than `patience`, if requests go on ending as they did lately and
+    /// `ahead` of them come before it: better told now than after the wait, and before anything was computed.
+    pub fn forecast(&self, ahead: usize, patience: Duration) -> Result<(), ServeError> {
+        let wait = self.mean_gap.as_secs_f64() * ahead as f64;
+        if self.last_end.is_none() || wait <= patience.as_secs_f64() {
+            return Ok(());
+        }
+        let beyond = wait - patience.as_secs_f64();
+        let retry_after_s = (beyond.ceil() as u32).clamp(1, MAX_RETRY_AFTER_S);
+        let message = format!(
+            "the server is full: a wait of {wait:.1} s is expected, and the request allows {:.1} s",
+            patience.as_secs_f64()
+        );
+        Err(ServeError::new(ServeErrorKind::Overloaded { retry_after_s }, message))
+    }
+
     /// A request of a call is back in the queue: it was admitted, so it may.
     pub fn enqueue(&mut self, call: CallId, bytes: usize) {
         self.queued_bytes += bytes;
@@ -192,6 +208,27 @@ mod tests {
             refusal(&mut admission, 0),
             "the server is full: 3 requests are being served"
         );
+    }
+
+    #[test]
+    fn a_wait_that_is_longer_than_allowed_is_refused_before_it() {
+        let start = origin();
+        let mut admission = Admission::new(AdmissionLimits {
+            max_concurrent_requests: 100,
+            ..LIMITS
+        });
+        assert_eq!(admission.forecast(1_000, Duration::ZERO), Ok(()), "nothing is known");
+        admission.admit(1, 0).expect("room");
+        for second in 0..60 {
+            let call = admission.admit(1, 0).expect("room");
+            admission.dequeue(call, 0);
+            admission.end(start + Duration::from_secs(2 * second), call);
+        }
+        assert_eq!(admission.forecast(10, Duration::from_secs(21)), Ok(()));
+        let refused = admission.forecast(10, Duration::from_secs(15)).expect_err("20 s");
+        let kind = ServeErrorKind::Overloaded { retry_after_s: 5 };
+        assert_eq!(refused.kind, kind, "{refused}");
+        assert_eq!(admission.forecast(0, Duration::ZERO), Ok(()), "nobody waits");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::admission::AdmissionLimits;
 use super::cluster::ClusterSettings;
 use super::ledger::{Detokenizer, TextDecoder};
 use super::nodes::{PrefillCredit, TextIdentity};
+use super::queue::Tenant;
 use super::request::RequestLimits;
 use super::types::ServeRequest;
 
@@ -75,6 +76,8 @@ impl TextDecoder for ByteDecoder {
 pub(crate) fn request(id: u128, prompt: usize, max_tokens: u32) -> ServeRequest {
     ServeRequest {
         id: RequestId(id),
+        tenant: Tenant::default(),
+        timeout: Duration::from_secs(3_600),
         token_ids: (0..prompt as u32).map(|i| i % 256).collect::<Arc<[u32]>>(),
         adapter: None,
         body_bytes: prompt,

@@ -1,17 +1,24 @@
 //! What the HTTP layer hands to the core, and what it gets back.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use protocol::control::StepTiming;
 use protocol::ids::RequestId;
 use protocol::sampling::{PromptLogprob, SampledToken, SamplingParams, StopRules};
 use thiserror::Error;
 
+use super::queue::Tenant;
+
 /// One prompt of a client's call with all its choices, checked and tokenised: it can be served as it stands.
 #[derive(Clone, Debug)]
 pub struct ServeRequest {
     /// Name of the request; 128 random bits, never used twice.
     pub id: RequestId,
+    /// Whose it is.
+    pub tenant: Tenant,
+    /// It has to be answered within this time.
+    pub timeout: Duration,
     /// The prompt, after truncation; not empty.
     pub token_ids: Arc<[u32]>,
     /// Name of the adapter that the model is served with; `None`: the model as it is.
@@ -164,6 +171,12 @@ impl ServeRequest {
             + self.token_ids.len() * size_of::<u32>()
             + stops * STOP_STATE_BYTES
             + further_choices * CHOICE_BYTES
+    }
+
+    /// Tokens that nodes may compute for it, prompt and all answers.
+    pub fn size(&self) -> u64 {
+        let generated = u64::from(self.stop.max_tokens) * u64::from(self.choices);
+        (self.token_ids.len() as u64).saturating_add(generated)
     }
 
     /// True if a decode node is needed: for more than the first tokens, and for beam search, which draws all of its tokens

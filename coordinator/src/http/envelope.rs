@@ -19,6 +19,7 @@ use super::connection::{Connection, WatchedBody};
 use super::error::{ApiError, ErrorKind, Family};
 use super::mindie;
 use super::state::HttpState;
+use crate::core::queue::Tenant;
 
 /// Header that carries a request's id, both ways.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -106,7 +107,7 @@ fn preflight() -> HttpResponse {
         .insert_header((ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"))
         .insert_header((
             ACCESS_CONTROL_ALLOW_HEADERS,
-            "content-type, authorization, x-request-id",
+            "content-type, authorization, x-request-id, x-baton-timeout-ms",
         ))
         .insert_header((ACCESS_CONTROL_MAX_AGE, 86_400))
         .finish()
@@ -126,7 +127,8 @@ fn refusal(request: &ServiceRequest) -> Option<HttpResponse> {
         .get(AUTHORIZATION)
         .and_then(|value| value.to_str().ok())
         .and_then(bearer_token);
-    if given.is_some_and(|given| is_known(keys, given)) {
+    if let Some(tenant) = given.and_then(|given| tenant_of(keys, given)) {
+        request.extensions_mut().insert::<Tenant>(tenant);
         return None;
     }
     let error = ApiError::new(
@@ -141,16 +143,17 @@ fn bearer_token(value: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// Compares with every key in full, so that the time taken says nothing about them but their lengths.
-fn is_known(keys: &[Secret], given: &str) -> bool {
-    keys.iter().fold(false, |known, key| {
+/// Whose key it is. Compares with every key in full, so that the time taken says nothing about them but their lengths.
+fn tenant_of(keys: &[Secret], given: &str) -> Option<Tenant> {
+    (1..).zip(keys).fold(None, |known, (number, key)| {
         let key = key.expose().as_bytes();
         let given = given.as_bytes();
         let differing = key
             .iter()
             .zip(given)
             .fold(0_u8, |differing, (a, b)| differing | (a ^ b));
-        known | (differing == 0 && key.len() == given.len())
+        let same = differing == 0 && key.len() == given.len();
+        if same { Some(Tenant(number)) } else { known }
     })
 }
 
@@ -162,13 +165,13 @@ mod tests {
     fn keys_match_whole() {
         let keys = [Secret::new("0123456789abcdef"), Secret::new("fedcba9876543210")];
         for (given, known) in [
-            ("0123456789abcdef", true),
-            ("fedcba9876543210", true),
-            ("0123456789abcde", false),
-            ("0123456789abcdef0", false),
-            ("", false),
+            ("0123456789abcdef", Some(Tenant(1))),
+            ("fedcba9876543210", Some(Tenant(2))),
+            ("0123456789abcde", None),
+            ("0123456789abcdef0", None),
+            ("", None),
         ] {
-            assert_eq!(is_known(&keys, given), known, "{given}");
+            assert_eq!(tenant_of(&keys, given), known, "{given}");
         }
     }
 

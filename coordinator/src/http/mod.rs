@@ -15,6 +15,7 @@
 pub mod answer;
 pub mod backend;
 pub mod body;
+pub mod caller;
 pub mod connection;
 mod constraints;
 pub mod docs;

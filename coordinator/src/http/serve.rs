@@ -8,6 +8,7 @@ use protocol::ids::RequestId;
 use protocol::sampling::{SamplingParams, StopRules};
 
 use super::answer::Answer;
+use super::caller::Caller;
 use super::error::{ApiError, ErrorKind};
 use super::state::HttpState;
 use crate::core::types::ServeRequest;
@@ -21,6 +22,8 @@ const HIGH_SEED: u64 = u64::MAX - 1_000;
 pub struct Draft {
     /// The request's name.
     pub id: RequestId,
+    /// Who calls.
+    pub caller: Caller,
     /// Name of the field that holds the prompt, for messages.
     pub prompt_field: &'static str,
     /// The prompt.
@@ -109,6 +112,8 @@ impl HttpState {
         }
         Ok(ServeRequest {
             id: draft.id,
+            tenant: draft.caller.tenant,
+            timeout: draft.caller.timeout,
             token_ids: draft.tokens,
             adapter: draft.adapter,
             body_bytes: draft.body_bytes,

@@ -14,9 +14,11 @@ use runtime::clock::Clock;
 
 use super::backend::Backend;
 use super::body::{Body, BodyReader};
+use super::caller::Caller;
 use super::error::{ApiError, ErrorKind};
 use super::json::fields::{FieldError, StopLimits};
 use super::lengths::Lengths;
+use crate::core::queue::Tenant;
 use crate::media::policy::Policy;
 use crate::metrics::RequestMetrics;
 use crate::text::{LongWork, PromptError, PromptTokenizer};
@@ -216,6 +218,15 @@ impl HttpState {
     pub fn id_of(&self, request: &HttpRequest) -> Result<RequestId, ApiError> {
         let named = request.extensions().get::<RequestId>().copied();
         named.map_or_else(|| self.draw_id(), Ok)
+    }
+
+    /// Who calls.
+    ///
+    /// # Errors
+    /// A header that says so is wrong.
+    pub fn caller(&self, request: &HttpRequest) -> Result<Caller, ApiError> {
+        let tenant = request.extensions().get::<Tenant>().copied().unwrap_or_default();
+        Caller::new(tenant, request.headers(), &self.limits)
     }
 
     /// A seed for a request that brings none; never 0.

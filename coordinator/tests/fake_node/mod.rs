@@ -13,6 +13,7 @@ use config::{ClusterConfig, Config, TransferConfig};
 use coordinator::control;
 use coordinator::core::ledger::{Detokenizer, TextDecoder};
 use coordinator::core::nodes::TextIdentity;
+use coordinator::core::queue::Tenant;
 use coordinator::core::types::{ClientEvent, ClusterStatus, Completion, ServeRequest};
 use coordinator::driver::{Driver, DriverSettings, settings};
 use coordinator::handle::{CoordinatorHandle, RequestStream};
@@ -377,6 +378,8 @@ pub fn sampled(position: u32, token: char) -> SampledToken {
 pub fn request(id: u128, max_tokens: u32) -> ServeRequest {
     ServeRequest {
         id: RequestId(id),
+        tenant: Tenant::default(),
+        timeout: Duration::from_secs(3_600),
         token_ids: vec![1, 2, 3].into(),
         adapter: None,
         body_bytes: 30,

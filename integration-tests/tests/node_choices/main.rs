@@ -68,6 +68,7 @@ fn decode_job(choices: u32, stop: &StopRules) -> DecodeJob {
         stop: stop.clone(),
         source: KvSource::Handoff,
         handoff_deadline_ms: 60_000,
+        deadline_ms: 60_000,
     }
 }
 

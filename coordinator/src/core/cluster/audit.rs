@@ -18,7 +18,7 @@ impl Cluster {
             let place = (entry.number, *id);
             match entry.request.state() {
                 State::Queued => {
-                    queued.insert(place);
+                    queued.insert(*id);
                     bytes += entry.request.request.charge();
                 }
                 State::Stranded => {
@@ -35,13 +35,13 @@ impl Cluster {
             timers.insert((entry.timer, *id));
             held.extend(entry.request.state().held_legs().map(|leg| (leg, *id)));
         }
-        assert_eq!(self.queue, queued, "the queue is what is in state Queued");
+        assert_eq!(self.queue.ids(), queued, "the queue is what is in state Queued");
         let of = |ids: &mut dyn Iterator<Item = &RequestId>| -> usize {
             ids.map(|id| self.requests[id].call).collect::<HashSet<_>>().len()
         };
         assert_eq!(
             (self.admission.queued(), self.admission.queued_bytes()),
-            (of(&mut queued.iter().map(|(_, id)| id)), bytes)
+            (of(&mut queued.iter()), bytes)
         );
         assert_eq!(self.admission.open(), of(&mut self.requests.keys()));
         assert_eq!(

@@ -12,7 +12,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use protocol::control::{Hello, Job, JobErrorKind, JobEvent, JobUpdate};
 use protocol::ids::{RequestId, Role};
@@ -21,9 +21,13 @@ pub use self::interface::{Action, ClusterSettings, Fact, is_last};
 use crate::core::admission::{Admission, CallId};
 use crate::core::ledger::{Detokenizer, Ledger};
 use crate::core::nodes::{Leg, LegId, LinkId, Nodes, PeerName};
+use crate::core::queue::{Turn, WaitingQueue};
 use crate::core::request::{Cause, Context, Effect, Missing, Request, State};
 use crate::core::stop::StopMatcher;
 use crate::core::types::{ServeError, ServeErrorKind, ServeRequest};
+
+/// The further requests of a call wait as if each of them had come so much after the one before it.
+const WITHIN_A_CALL: Duration = Duration::from_millis(20);
 
 struct Entry {
     request: Request,
@@ -44,8 +48,8 @@ pub struct Cluster {
     nodes: Nodes,
     requests: BTreeMap<RequestId, Entry>,
     next_number: u64,
-    /// Those in `State::Queued`, by arrival.
-    queue: BTreeSet<(u64, RequestId)>,
+    /// Those in `State::Queued`.
+    queue: WaitingQueue,
     /// Those in `State::Stranded`, by arrival.
     stranded: BTreeSet<(u64, RequestId)>,
     timers: BTreeSet<(Instant, RequestId)>,
@@ -64,7 +68,7 @@ impl Cluster {
             detokenizer,
             requests: BTreeMap::new(),
             next_number: 0,
-            queue: BTreeSet::new(),
+            queue: WaitingQueue::default(),
             stranded: BTreeSet::new(),
             timers: BTreeSet::new(),
             draining: false,
@@ -75,8 +79,8 @@ impl Cluster {
     /// Takes in the requests of one call, or refuses all of them. Each comes with a matcher built from its stop strings.
     /// After `Ok` each request ends with exactly one `Done` or `Failed`.
     ///
-    /// The further requests of a call queue up as if each of them had come one call later, so that a call with many
-    /// requests and calls behind it take turns.
+    /// The further requests of a call queue up as if each of them had come one call later and [`WITHIN_A_CALL`] later, so
+    /// that a call with many requests and calls behind it take turns.
     pub fn submit(
         &mut self,
         now: Instant,
@@ -92,6 +96,10 @@ impl Cluster {
             }
         }
         let bytes = call.iter().map(|(request, _)| request.charge()).sum();
+        if let Some((first, _)) = call.first() {
+            let patience = first.timeout.min(self.settings.request.queue_timeout);
+            self.admission.forecast(self.queue.ahead_of(first.tenant), patience)?;
+        }
         let id = self.admission.admit(call.len(), bytes)?;
         for (number, (request, matcher)) in (self.next_number..).zip(call) {
             let ledgers = Ledger::of_choices(&request, &matcher, &self.detokenizer);
@@ -105,7 +113,8 @@ impl Cluster {
 
     fn enter(&mut self, now: Instant, call: CallId, number: u64, request: Request) {
         let (id, timer) = (request.request.id, request.deadline());
-        self.queue.insert((number, id));
+        let behind = number.saturating_sub(self.next_number);
+        self.queue.insert(id, turn(&request, number, behind));
         self.timers.insert((timer, id));
         let entry = Entry {
             request,
@@ -338,7 +347,7 @@ impl Cluster {
             entry.timer = deadline;
         }
         if finished {
-            self.unqueue(place);
+            self.unqueue(id);
             self.stranded.remove(&place);
         }
         for effect in out.drain(..) {
@@ -354,7 +363,7 @@ impl Cluster {
     fn requeue(&mut self, place: (u64, RequestId)) {
         if let Some(entry) = self.requests.get(&place.1) {
             self.admission.enqueue(entry.call, entry.request.request.charge());
-            self.queue.insert(place);
+            self.queue.insert(place.1, turn(&entry.request, place.0, 0));
         }
     }
 
@@ -393,6 +402,20 @@ impl Cluster {
             }
             Effect::Note(note) => actions.push(Action::Note { request, note }),
         }
+    }
+}
+
+/// When it is a request's turn, which `behind` others of its call come before.
+fn turn(request: &Request, number: u64, behind: u64) -> Turn {
+    let delay = u32::try_from(behind).map_or(Duration::MAX, |behind| WITHIN_A_CALL.saturating_mul(behind));
+    Turn {
+        tenant: request.request.tenant,
+        due: request
+            .expires()
+            .checked_add(delay)
+            .unwrap_or_else(|| request.expires()),
+        number,
+        size: request.request.size(),
     }
 }
 

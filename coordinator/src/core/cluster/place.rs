@@ -1,4 +1,4 @@
-//! Placing what waits: first requests that lost their decode node, then new ones, each by arrival. Nothing overtakes the
+//! Placing what waits: first requests that lost their decode node, by arrival, then new ones, in turn. Nothing overtakes the
 //! head of the queue, so a large request gets its blocks in the end.
 
 use std::collections::BTreeMap;
@@ -51,8 +51,8 @@ impl Cluster {
         for place in stranded {
             self.place_stranded(now, place, actions);
         }
-        while let Some(&place) = self.queue.first()
-            && self.place_queued(now, place, actions)
+        while let Some(id) = self.queue.first()
+            && self.place_queued(now, id, actions)
         {}
     }
 
@@ -80,10 +80,11 @@ impl Cluster {
     }
 
     /// False if the request at the head of the queue has to wait.
-    fn place_queued(&mut self, now: Instant, place: (u64, RequestId), actions: &mut Vec<Action>) -> bool {
-        let Some(entry) = self.requests.get(&place.1) else {
+    fn place_queued(&mut self, now: Instant, id: RequestId, actions: &mut Vec<Action>) -> bool {
+        let Some(entry) = self.requests.get(&id) else {
             return false;
         };
+        let place = (entry.number, id);
         let request = &entry.request;
         let needs = needs(&request.request);
         for (role, shape) in needs.as_slice() {
@@ -99,7 +100,7 @@ impl Cluster {
             return false;
         };
         if !needs_decode {
-            self.unqueue(place);
+            self.serve(id);
             let leg = self.nodes.book(prefill, place.1, prefill_shape, prompt);
             let job = self.go(now, place, |request, limits| {
                 Job::Prefill(request.prefill_alone(now, leg, limits))
@@ -114,7 +115,7 @@ impl Cluster {
         let Some(decode) = self.nodes.choose_decode(now, decode_shape, avoid) else {
             return false;
         };
-        self.unqueue(place);
+        self.serve(id);
         let prefill_leg = self.nodes.book(prefill, place.1, prefill_shape, prompt);
         let leg = self.nodes.book(decode, place.1, decode_shape, 0);
         let job = self.go(now, place, |request, limits| {
@@ -125,10 +126,21 @@ impl Cluster {
     }
 
     /// Takes a request out of the queue, if it is there.
-    pub(super) fn unqueue(&mut self, place: (u64, RequestId)) {
-        if self.queue.remove(&place)
-            && let Some(entry) = self.requests.get(&place.1)
-        {
+    pub(super) fn unqueue(&mut self, id: RequestId) {
+        if self.queue.remove(id) {
+            self.left_the_queue(id);
+        }
+    }
+
+    /// Takes a request out of the queue because nodes work on it now.
+    fn serve(&mut self, id: RequestId) {
+        if self.queue.serve(id) {
+            self.left_the_queue(id);
+        }
+    }
+
+    fn left_the_queue(&mut self, id: RequestId) {
+        if let Some(entry) = self.requests.get(&id) {
             self.admission.dequeue(entry.call, entry.request.request.charge());
         }
     }

@@ -391,6 +391,13 @@ impl Request {
     /// The time of the current state is over. `missing`: what a request that waits is waiting for.
     pub fn on_deadline(&mut self, now: Instant, missing: Missing, ctx: &mut Context<'_>) {
         let name = self.state.as_str();
+        if now >= self.expires && self.state != State::Finished {
+            let message = format!(
+                "the request was not answered within its time of {} ms",
+                self.request.timeout.as_millis()
+            );
+            return self.fail(ServeErrorKind::Timeout, message, ctx.out);
+        }
         match (&self.state, missing) {
             (State::Queued, Missing::Room { retry_after_s }) => {
                 let kind = ServeErrorKind::Overloaded { retry_after_s };

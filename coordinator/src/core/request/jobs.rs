@@ -16,7 +16,7 @@ impl Request {
         self.next_attempt();
         self.state = State::Reserving { decode, prefill };
         self.deadline = now + limits.reserve_timeout;
-        self.decode_job(KvSource::Handoff, limits)
+        self.decode_job(now, KvSource::Handoff, limits)
     }
 
     /// `Queued` -> `Prefilling` without a decode node: the job that computes all there is to compute.
@@ -38,7 +38,7 @@ impl Request {
         self.next_attempt();
         self.state = State::Resuming { decode };
         self.deadline = now + limits.prefill_timeout + self.search_time(limits);
-        self.decode_job(KvSource::Compute, limits)
+        self.decode_job(now, KvSource::Compute, limits)
     }
 
     /// How much longer the first word of a decode node may take than that of one that says every token.
@@ -73,11 +73,11 @@ impl Request {
                 Some(_) => 0,
             },
             handoff,
-            deadline_ms: (limits.prefill_timeout + limits.handoff_timeout).as_millis() as u64,
+            deadline_ms: self.within(now, limits.prefill_timeout + limits.handoff_timeout),
         }
     }
 
-    fn decode_job(&self, source: KvSource, limits: &RequestLimits) -> DecodeJob {
+    fn decode_job(&self, now: Instant, source: KvSource, limits: &RequestLimits) -> DecodeJob {
         let handoff = limits.reserve_timeout + limits.prefill_timeout + limits.handoff_timeout;
         DecodeJob {
             request: self.request.id,
@@ -89,7 +89,8 @@ impl Request {
             sampling: self.request.sampling.clone(),
             stop: self.request.stop.clone(),
             source,
-            handoff_deadline_ms: handoff.as_millis() as u64,
+            handoff_deadline_ms: self.within(now, handoff),
+            deadline_ms: self.within(now, Duration::MAX),
         }
     }
 

@@ -245,6 +245,8 @@ pub struct Request {
     open: usize,
     epoch: Epoch,
     submitted: Instant,
+    /// When the time of the whole request is over.
+    expires: Instant,
     /// When the state's time is over.
     deadline: Instant,
     /// When the wait for a node is over, also if the request is sent back to it.
@@ -263,12 +265,13 @@ impl Request {
     /// A request that has just been admitted.
     pub fn new(now: Instant, request: ServeRequest, ledgers: Vec<Ledger>, limits: &RequestLimits) -> Self {
         Self {
-            request,
             state: State::Queued,
             open: ledgers.len(),
             ledgers,
             epoch: Epoch(0),
             submitted: now,
+            expires: now + request.timeout,
+            request,
             deadline: now + limits.queue_timeout,
             wait_until: now + limits.queue_timeout,
             prefill_sent: None,
@@ -284,9 +287,20 @@ impl Request {
         &self.state
     }
 
-    /// When the state's time is over.
+    /// When the state's time is over, or that of the whole request.
     pub fn deadline(&self) -> Instant {
-        self.deadline
+        self.deadline.min(self.expires)
+    }
+
+    /// When the time of the whole request is over.
+    pub fn expires(&self) -> Instant {
+        self.expires
+    }
+
+    /// How much of `wanted` is left of the request's time, in whole milliseconds, at least one.
+    fn within(&self, now: Instant, wanted: Duration) -> u64 {
+        let left = self.expires.saturating_duration_since(now);
+        (wanted.min(left).as_millis() as u64).max(1)
     }
 
     /// Node of the last failed attempt.

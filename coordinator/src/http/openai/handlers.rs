@@ -15,6 +15,7 @@ use super::prompt::Prompt;
 use super::request::{CompletionRequest, Rules, StreamUsage, parse};
 use super::stream::{CompletionStream, StreamWords};
 use super::whole::WholeWords;
+use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ErrorKind, Family};
 use crate::http::serve::Draft;
 use crate::http::sse::EventBuffer;
@@ -58,7 +59,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
         return Err(unknown_model(&parsed.model));
     }
     parsed.shared = parsed.shared.complete(state).await?;
-    let id = state.id_of(request)?;
+    let (caller, id) = (state.caller(request)?, state.id_of(request)?);
     let head = Head {
         id: format!("endpoint_common_{id}"),
         object: "text_completion",
@@ -76,7 +77,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
         let body_bytes = if first { body.bytes.len() } else { 0 };
         drafts.push(Draft {
             adapter: adapter.clone(),
-            ..draft(&parsed, &stops, id, tokens, body_bytes)
+            ..draft(&parsed, &stops, (caller, id), tokens, body_bytes)
         });
     }
     Ok(Checked {
@@ -119,7 +120,7 @@ async fn tokens_of(
 fn draft(
     request: &CompletionRequest,
     stops: &Arc<[String]>,
-    id: RequestId,
+    (caller, id): (Caller, RequestId),
     tokens: Vec<u32>,
     body_bytes: usize,
 ) -> Draft {
@@ -128,6 +129,7 @@ fn draft(
     let of_echo = request.logprobs.filter(|_| request.echo);
     Draft {
         id,
+        caller,
         prompt_field: "prompt",
         tokens: tokens.into(),
         adapter: None,

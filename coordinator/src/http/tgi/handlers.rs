@@ -104,6 +104,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape
     }
     let draft = Draft {
         id: state.id_of(request)?,
+        caller: state.caller(request)?,
         prompt_field: "inputs",
         tokens: tokens.into(),
         adapter: parsed.adapter,

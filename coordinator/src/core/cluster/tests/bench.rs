@@ -65,11 +65,18 @@ impl Bench {
 /// Request 1 (6 prompt tokens, 4 to generate; or 1 where it is alone) in the named situation, with nodes p0 and d0;
 /// d1 is there where the request has moved.
 pub(super) fn at(state: &str) -> Bench {
+    at_with(state, |_| {})
+}
+
+/// The same, with the request changed before it is submitted.
+pub(super) fn at_with(state: &str, change: impl FnOnce(&mut ServeRequest)) -> Bench {
     let mut bench = Bench::with_nodes();
     if state == "queued" {
         bench.report("d0", 0, false);
     }
-    bench.submit(request(1, 6, if state == "prefilling alone" { 1 } else { 4 }));
+    let mut first = request(1, 6, if state == "prefilling alone" { 1 } else { 4 });
+    change(&mut first);
+    bench.submit(first);
     if ["queued", "reserving", "prefilling alone"].contains(&state) {
         return bench;
     }

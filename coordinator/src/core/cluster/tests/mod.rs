@@ -4,6 +4,7 @@ mod bench;
 mod choices;
 mod joining;
 mod states;
+mod turns;
 
 use std::time::Duration;
 

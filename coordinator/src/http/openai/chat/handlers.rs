@@ -59,7 +59,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
     if !state.serves(&parsed.model) {
         return Err(unknown_model(&parsed.model));
     }
-    let id = state.id_of(request)?;
+    let (caller, id) = (state.caller(request)?, state.id_of(request)?);
     let head = Head {
         id: format!("chatcmpl-{id}"),
         object: if parsed.stream.is_some() {
@@ -75,6 +75,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
     shared.truncate(&mut tokens);
     let draft = Draft {
         id,
+        caller,
         prompt_field: "messages",
         tokens: tokens.into(),
         adapter: state.model.adapter(&head.model),
