@@ -1,10 +1,11 @@
 //! The KV blocks as names: which are free, which are kept for reuse, and how many tables name each of the others. Bytes
 //! are the model's business.
 
+use protocol::prefix::BlockName;
 use thiserror::Error;
 
 use crate::plan::BlockId;
-use crate::prefix_cache::{ChainHash, Found, PrefixCache, Wanted};
+use crate::prefix_cache::{Found, PrefixCache, Wanted};
 
 /// The ordered blocks of one sequence. Not `Clone`: who has the table owns its references, and only
 /// [`BlockManager::release`] gives them back.
@@ -15,7 +16,7 @@ pub(crate) struct BlockTable {
     /// were forked from it and from which it was forked ([`BlockManager::fork`]).
     indexed: usize,
     /// Name of the last indexed block; 0 if there is none.
-    name: ChainHash,
+    name: BlockName,
     /// Nobody should use its blocks again.
     spoilt: bool,
 }

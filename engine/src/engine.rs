@@ -8,6 +8,8 @@ mod audit;
 mod beams;
 mod enter;
 
+use protocol::control::StepTimeModel;
+
 use crate::admission::{GROWTH_HORIZON_TOKENS, Holder};
 use crate::block_manager::{BlockManager, BlockTable};
 use crate::engine::beams::BeamSearch;
@@ -175,11 +177,16 @@ impl Engine {
     }
 
     /// Notes how long the runner took for the step in flight. Such times tell how many rows of prompts fit into
-    /// `EngineLimits::mixed_prefill_time`; they have no part in any answer.
+    /// `EngineLimits::mixed_prefill_time`, and others what to expect of this engine; they have no part in any answer.
     pub fn note_step_time(&mut self, elapsed: Duration) {
-        if self.in_flight && !self.limits.mixed_prefill_time.is_zero() {
+        if self.in_flight {
             self.scheduler.times.note(&Work::of(&self.plan), elapsed);
         }
+    }
+
+    /// What steps take, as far as [`Engine::note_step_time`] has told.
+    pub fn step_times(&self) -> StepTimeModel {
+        self.scheduler.times.model()
     }
 
     /// Ends the step in flight with what the runner computed. Appends what became of the sequences. An output that
@@ -266,6 +273,7 @@ impl Engine {
             cache_hit_tokens: counts.hit_tokens,
             cache_resumed_tokens: counts.resumed_tokens,
             cache_evictions: self.blocks.evictions(),
+            queued_rows: self.scheduler.queued_rows(),
         }
     }
 

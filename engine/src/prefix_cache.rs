@@ -1,8 +1,7 @@
 //! Which blocks hold which tokens: computed blocks that later sequences with the same beginning use again.
 //!
-//! A block is *indexed* once it is full and computed. Its name is a chained hash over everything its KV depends on: the
-//! name of the block before it, its own tokens, and a key word (what else matters beside the tokens, an adapter say). The
-//! hash only finds candidates. A block is taken for another one if the block before it **is the same block** and its
+//! A block is *indexed* once it is full and computed. Its name is a chained hash over everything its KV depends on
+//! ([`protocol::prefix`]). The hash only finds candidates. A block is taken for another one if the block before it **is the same block** and its
 //! tokens and key are equal, so by induction from the first block on the whole prefix is: clients choose tokens, and
 //! xxh3 does not withstand somebody who looks for collisions. The comparison costs a few words a block.
 //!
@@ -19,17 +18,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use xxhash_rust::xxh3::xxh3_128;
+use protocol::prefix::{BlockName, BlockNames};
 
 use crate::plan::BlockId;
-
-/// The name of a block with everything before it.
-pub(crate) type ChainHash = u128;
 
 /// What is known of an indexed block.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    hash: ChainHash,
+    hash: BlockName,
     key: u64,
     /// The block before it; `None` for the first one of a sequence.
     parent: Option<BlockId>,
@@ -68,13 +64,12 @@ pub(crate) struct PrefixCache {
     entries: Vec<Option<Entry>>,
     /// Tokens of the indexed blocks: `block_tokens` for each block.
     tokens: Vec<u32>,
-    index: BTreeMap<ChainHash, BlockId>,
+    index: BTreeMap<BlockName, BlockId>,
     /// What can be given away now, longest unused first.
     leaves: BTreeSet<(u64, BlockId)>,
     idle: usize,
     evictions: u64,
-    /// Scratch memory.
-    bytes: Vec<u8>,
+    names: BlockNames,
 }
 
 impl PrefixCache {
@@ -88,7 +83,7 @@ impl PrefixCache {
             leaves: BTreeSet::new(),
             idle: 0,
             evictions: 0,
-            bytes: Vec::with_capacity(24 + 4 * block_tokens),
+            names: BlockNames::default(),
         }
     }
 
@@ -107,22 +102,17 @@ impl PrefixCache {
     }
 
     /// The name of an indexed block; 0 for others.
-    pub(crate) fn name_of(&self, block: BlockId) -> ChainHash {
+    pub(crate) fn name_of(&self, block: BlockId) -> BlockName {
         self.entries[block.0 as usize].map_or(0, |entry| entry.hash)
     }
 
     /// The name of a block after the one named `before` (0 for none).
-    pub(crate) fn name(&mut self, before: ChainHash, wanted: &Wanted<'_>) -> ChainHash {
-        self.bytes.clear();
-        self.bytes.extend_from_slice(&before.to_le_bytes());
-        self.bytes.extend_from_slice(&wanted.key.to_le_bytes());
-        self.bytes
-            .extend(wanted.tokens.iter().flat_map(|token| token.to_le_bytes()));
-        xxh3_128(&self.bytes)
+    pub(crate) fn name(&mut self, before: BlockName, wanted: &Wanted<'_>) -> BlockName {
+        self.names.next(before, wanted.key, wanted.tokens)
     }
 
     /// Looks for a block by its name.
-    pub(crate) fn find(&self, hash: ChainHash, wanted: &Wanted<'_>) -> Found {
+    pub(crate) fn find(&self, hash: BlockName, wanted: &Wanted<'_>) -> Found {
         let Some(block) = self.index.get(&hash) else {
             return Found::Nothing;
         };
@@ -133,7 +123,7 @@ impl PrefixCache {
     }
 
     /// Indexes a block that somebody refers to. Its parent is indexed, its name is not taken.
-    pub(crate) fn insert(&mut self, block: BlockId, hash: ChainHash, wanted: &Wanted<'_>) {
+    pub(crate) fn insert(&mut self, block: BlockId, hash: BlockName, wanted: &Wanted<'_>) {
         let start = block.0 as usize * self.block_tokens;
         self.tokens[start..start + self.block_tokens].copy_from_slice(wanted.tokens);
         self.entries[block.0 as usize] = Some(Entry {

@@ -100,6 +100,23 @@ impl Scheduler {
         }
     }
 
+    /// Rows that all sequences lack before their next tokens.
+    pub(crate) fn queued_rows(&self) -> u64 {
+        self.sequences().map(|sequence| self.own_rows(sequence) as u64).sum()
+    }
+
+    /// Rows that a sequence lacks, without those of a beginning that an older one computes for it.
+    fn own_rows(&self, sequence: &Sequence) -> usize {
+        let common = sequence.kin.map_or(0, |kin| kin.blocks * self.limits.block_tokens);
+        let shared = common.saturating_sub(sequence.num_computed);
+        let is_older = |other: &Sequence| other.id < sequence.id && other.kin == sequence.kin;
+        if shared > 0 && self.sequences().any(is_older) {
+            sequence.pending() - shared
+        } else {
+            sequence.pending()
+        }
+    }
+
     /// All sequences.
     pub(crate) fn sequences(&self) -> impl Iterator<Item = &Sequence> {
         self.running.iter().chain(&self.waiting)

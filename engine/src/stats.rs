@@ -39,6 +39,9 @@ pub struct EngineStats {
     pub cache_resumed_tokens: u64,
     /// Cached blocks that were forgotten because others needed the room, since the start.
     pub cache_evictions: u64,
+    /// Rows that the sequences lack before each has its next token. What some have in common, and nobody has computed,
+    /// counts once; what the prefix cache may have of those that wait counts.
+    pub queued_rows: u64,
 }
 
 /// What one applied step was.

@@ -10,6 +10,8 @@
 
 use std::time::Duration;
 
+use protocol::control::StepTimeModel;
+
 use crate::limits::EngineLimits;
 use crate::plan::StepPlan;
 
@@ -183,6 +185,20 @@ impl StepTimes {
         }
     }
 
+    /// The factors as integers.
+    pub(crate) fn model(&self) -> StepTimeModel {
+        let [base, single, single_key, row, row_key] = self.factors;
+        // Seconds of a step: far below what 64 bits hold, and never negative.
+        let nanos = |seconds: f64| (seconds * 1e9).round() as u64;
+        StepTimeModel {
+            base_us: (base * 1e6).round() as u64,
+            row_ns: nanos(row),
+            row_key_ns: nanos(row_key),
+            single_ns: nanos(single),
+            single_key_ns: nanos(single_key),
+        }
+    }
+
     /// The time that prompts may take of the next step that also generates. `None` if it is not limited.
     pub(crate) fn delay(&self, limits: &EngineLimits) -> Option<Delay> {
         let allowed = limits.mixed_prefill_time.as_secs_f64();
@@ -327,6 +343,28 @@ mod tests {
         }
         let (first, last) = (full[0].1, full[full.len() - 1].1);
         assert!(first > 40 && last < first / 3, "{first} rows at first, {last} at last");
+    }
+
+    #[test]
+    fn the_model_tells_what_a_step_takes() {
+        let mut times = StepTimes::default();
+        assert_eq!(times.model(), StepTimeModel::default(), "nothing is known yet");
+        let limits = limits(Duration::from_millis(20));
+        prompts_beside(&mut times, &limits, |_, work| time_of(work, &MACHINE), &[2_048; 4]);
+        let model = times.model();
+        let work = Work {
+            single: 8,
+            single_keys: 4_000,
+            rows: 30,
+            row_keys: row_keys(1_000, 30),
+        };
+        let keys = model.row_key_ns * work.row_keys as u64 + model.single_key_ns * 4_000;
+        let nanos = model.base_us * 1_000 + model.row_ns * 30 + model.single_ns * 8 + keys;
+        let (told, true_time) = (nanos as f64 / 1e9, time_of(&work, &MACHINE).as_secs_f64());
+        assert!(
+            (told / true_time - 1.0).abs() < 0.1,
+            "{told} s instead of {true_time} s"
+        );
     }
 
     #[test]

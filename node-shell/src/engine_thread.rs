@@ -101,7 +101,7 @@ pub fn start(
     core: Option<usize>,
 ) -> std::io::Result<(EngineHandle, EngineThread)> {
     let inbox = Inbox::new(queue_capacity);
-    let (load_sender, load) = watch::channel(EngineLoad::new(&engine));
+    let (load_sender, load) = watch::channel(EngineLoad::new(&engine, false));
     let (ended_sender, ended) = oneshot::channel();
     let state = State {
         engine,
@@ -166,17 +166,23 @@ impl State {
                 self.obey(command);
             }
             idle = !self.step();
-            let load = EngineLoad::new(&self.engine);
-            let changed = self
-                .load
-                .send_if_modified(|current| std::mem::replace(current, load) != load);
-            if changed {
-                stats::load(&load);
-            }
+            // Steps follow one another: only where none does is none pending.
+            self.publish(!idle);
             self.count_cache();
             if idle {
                 self.audit();
             }
+        }
+    }
+
+    /// Publishes the state. A step that never ends is seen by what was said before it began.
+    fn publish(&mut self, pending: bool) {
+        let load = EngineLoad::new(&self.engine, pending);
+        let changed = self
+            .load
+            .send_if_modified(|current| std::mem::replace(current, load) != load);
+        if changed {
+            stats::load(&load);
         }
     }
 
@@ -293,6 +299,9 @@ impl State {
         }
         if !planned {
             return false;
+        }
+        if !self.load.borrow().pending {
+            self.publish(true);
         }
         // The same plan again.
         let Some(plan) = self.engine.plan() else { return false };

@@ -4,7 +4,7 @@ use engine::engine::{AddError, Engine};
 use engine::plan::{BlockId, SequenceId};
 use engine::reservation::{CommitError, Reservation, ReserveError};
 use engine::sequence::SequenceSpec;
-use protocol::control::{JobError, JobErrorKind};
+use protocol::control::{JobError, JobErrorKind, StepTimeModel};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -35,10 +35,17 @@ pub struct EngineLoad {
     pub waiting: u32,
     /// Reservations that are not committed.
     pub reservations: u32,
+    /// A step is being computed.
+    pub pending: bool,
+    /// Rows that the sequences lack before each has its next token.
+    pub queued_tokens: u64,
+    /// What steps take.
+    pub step_times: StepTimeModel,
 }
 
 impl EngineLoad {
-    pub(crate) fn new(engine: &Engine) -> Self {
+    /// The state of `engine`. `pending`: a step has been planned and not applied.
+    pub(crate) fn new(engine: &Engine, pending: bool) -> Self {
         let stats = engine.stats();
         Self {
             steps: stats.steps,
@@ -48,6 +55,9 @@ impl EngineLoad {
             running: narrow(stats.running),
             waiting: narrow(stats.waiting),
             reservations: narrow(stats.reservations),
+            pending,
+            queued_tokens: stats.queued_rows,
+            step_times: engine.step_times(),
         }
     }
 }

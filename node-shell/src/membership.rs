@@ -122,7 +122,7 @@ impl<R: NodeRole> Member<R> {
     async fn member(&self, link: Link, mut writer: MessageWriter, mut reader: MessageReader) -> SessionEnd {
         let mut ticks = interval(Duration::from_millis(self.settings.load_report_interval_ms.max(1)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut reports = Reports::default();
+        let mut reports = Reports::new(self.hello.role);
         let mut draining = false;
         loop {
             tokio::select! {
@@ -180,14 +180,23 @@ impl<R: NodeRole> Member<R> {
 }
 
 /// Decides when a load report is due.
-#[derive(Default)]
 struct Reports {
+    role: Role,
     sent: u64,
     last: Option<(EngineLoad, bool)>,
     quiet: u32,
 }
 
 impl Reports {
+    fn new(role: Role) -> Self {
+        Self {
+            role,
+            sent: 0,
+            last: None,
+            quiet: 0,
+        }
+    }
+
     fn next(&mut self, load: EngineLoad, draining: bool) -> Option<LoadReport> {
         self.quiet += 1;
         if self.last == Some((load, draining)) && self.quiet < QUIET_INTERVALS {
@@ -206,6 +215,10 @@ impl Reports {
             waiting: load.waiting,
             reservations: load.reservations,
             draining,
+            role: self.role,
+            pending: load.pending,
+            queued_tokens: load.queued_tokens,
+            step_times: load.step_times,
         })
     }
 }
@@ -216,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_change_is_reported_at_once_and_silence_is_broken_now_and_then() {
-        let mut reports = Reports::default();
+        let mut reports = Reports::new(Role::Decode);
         let idle = EngineLoad {
             free_blocks: 8,
             ..EngineLoad::default()
@@ -228,7 +241,8 @@ mod tests {
             reports.next(busy, false).map(|r| (r.sequence, r.free_blocks)),
             Some((2, 7))
         );
-        assert_eq!(reports.next(busy, true).map(|r| r.draining), Some(true));
+        let draining = reports.next(busy, true).expect("a change");
+        assert!(draining.draining && draining.role == Role::Decode);
         let silent = (0..QUIET_INTERVALS - 1)
             .filter(|_| reports.next(busy, true).is_some())
             .count();

@@ -91,7 +91,7 @@ pub fn decode_body<T: Decode<()>>(body: &[u8]) -> Result<T, CodecError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::{Job, JobEvent, NodeMessage};
+    use crate::control::{CacheChange, Job, JobEvent, MAX_CACHE_NAMES, NodeMessage};
     use crate::ids::{Epoch, RequestId, Ticket};
     use crate::transfer::{FrameHeader, PushMessage, PushReply};
     use proptest::prelude::*;
@@ -117,6 +117,19 @@ mod tests {
         };
         let bytes = encode(&PushMessage::Frame(header), MAX_TRANSFER_BYTES).expect("encodes");
         assert_eq!(decode::<PushMessage>(&bytes), Ok(PushMessage::Frame(header)));
+    }
+
+    #[test]
+    fn the_largest_cache_change_fits() {
+        let change = CacheChange {
+            sequence: u64::MAX,
+            reset: true,
+            added: vec![u64::MAX; MAX_CACHE_NAMES],
+            removed: Vec::new(),
+        };
+        let message = NodeMessage::Cache(change);
+        let bytes = encode(&message, MAX_CONTROL_BYTES).expect("encodes");
+        assert_eq!(decode::<NodeMessage>(&bytes), Ok(message));
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub enum NodeMessage {
     Hello(Hello),
     /// Periodic report, and at once after each change of the drain state.
     Load(LoadReport),
+    /// What the node's prefix cache holds now, as a change of what it said before.
+    Cache(CacheChange),
 }
 
 /// What the coordinator answers on the membership stream.
@@ -57,6 +59,40 @@ pub struct Hello {
     pub max_seq_len: u32,
 }
 
+/// Most names in a [`CacheChange`], added and removed ones together.
+pub const MAX_CACHE_NAMES: usize = 4_096;
+
+/// Which blocks entered and left a node's prefix cache. After each `Hello` the first one has `reset`, and those after it
+/// continue it until all that the cache holds has been said; then come changes. In order, none is lost: a node that cannot
+/// tell every change begins again with `reset`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct CacheChange {
+    /// Number of this change on its stream, from 1.
+    pub sequence: u64,
+    /// Everything said before is void: the cache was empty before `added`.
+    pub reset: bool,
+    /// Names ([`crate::prefix::block_hashes`]) of blocks that are cached now. Never one that `removed` has too.
+    pub added: Vec<u64>,
+    /// Names of blocks that are cached no more.
+    pub removed: Vec<u64>,
+}
+
+/// What the steps of a node take, as it has learned from its own: a step takes `base_us`, and for each row what its kind
+/// costs and what each token that it looks back on costs. All 0 until a step was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct StepTimeModel {
+    /// Microseconds of any step.
+    pub base_us: u64,
+    /// Nanoseconds for each row of a prompt.
+    pub row_ns: u64,
+    /// Nanoseconds for each token that a row of a prompt looks back on, itself included.
+    pub row_key_ns: u64,
+    /// Nanoseconds for each sequence that generates: it has a single row in the step.
+    pub single_ns: u64,
+    /// Nanoseconds for each token that such a row looks back on, itself included.
+    pub single_key_ns: u64,
+}
+
 /// State of a node after a step. Reports are cumulative: a lost one costs nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct LoadReport {
@@ -78,6 +114,14 @@ pub struct LoadReport {
     pub reservations: u32,
     /// The node takes no new jobs; it finishes those that run.
     pub draining: bool,
+    /// What the node does now.
+    pub role: Role,
+    /// A step was being computed. A node whose reports say so again and again with the same `steps` does not advance.
+    pub pending: bool,
+    /// Rows that its sequences lack before each has its next token; a common beginning of several choices counts once.
+    pub queued_tokens: u64,
+    /// What its steps take.
+    pub step_times: StepTimeModel,
 }
 
 /// First message of a job stream.

@@ -21,11 +21,12 @@ pub struct Epoch(pub u32);
 pub struct Ticket(pub u64);
 
 /// What a node does in the cluster.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Encode, Decode)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Encode, Decode)]
 pub enum Role {
     /// The front door.
     Coordinator,
     /// Computes prompts and first tokens.
+    #[default]
     Prefill,
     /// Runs the generation loop.
     Decode,

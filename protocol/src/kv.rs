@@ -149,6 +149,15 @@ impl ModelIdentity {
             .enumerate()
             .find(|(_, adapter)| adapter.name == name)
     }
+
+    /// What the KV of a sequence depends on beside its tokens: the hash of the adapter of this name, 0 without one. `None`
+    /// if the model has no adapter of this name.
+    pub fn cache_key(&self, adapter: Option<&str>) -> Option<u64> {
+        match adapter {
+            Some(name) => self.adapter(name).map(|(_, adapter)| adapter.hash),
+            None => Some(0),
+        }
+    }
 }
 
 /// Hash over a [`ModelIdentity`] and a [`KvLayout`]: equal on all nodes of a cluster.

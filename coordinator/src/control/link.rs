@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use protocol::codec::MAX_CONTROL_BYTES;
-use protocol::control::{CoordinatorMessage, Hello, NodeMessage};
+use protocol::control::{CoordinatorMessage, Hello, MAX_CACHE_NAMES, NodeMessage};
 use runtime::framing::{FramingError, MessageReader, MessageWriter};
 use runtime::quic::{Link, code};
 use thiserror::Error;
@@ -115,7 +115,9 @@ async fn introduce(link: &Link) -> Result<(Hello, MessageWriter, MessageReader),
     let mut reader = MessageReader::new(recv, MAX_CONTROL_BYTES);
     match reader.next().await? {
         Some(NodeMessage::Hello(hello)) => Ok((hello, writer, reader)),
-        Some(NodeMessage::Load(_)) => Err(LinkEnd::Protocol("a load report before the node's Hello")),
+        Some(NodeMessage::Load(_) | NodeMessage::Cache(_)) => {
+            Err(LinkEnd::Protocol("a report before the node's Hello"))
+        }
         None => Err(LinkEnd::Left),
     }
 }
@@ -135,6 +137,14 @@ async fn reports(id: LinkId, reader: &mut MessageReader, events: &mpsc::Sender<F
         match reader.next().await {
             Ok(Some(NodeMessage::Load(report))) => {
                 if events.send(FromNode::Report { link: id, report }).await.is_err() {
+                    return LinkEnd::Stopped;
+                }
+            }
+            Ok(Some(NodeMessage::Cache(change))) => {
+                if change.added.len() + change.removed.len() > MAX_CACHE_NAMES {
+                    return LinkEnd::Protocol("a cache change of too many names");
+                }
+                if events.send(FromNode::Cache { link: id, change }).await.is_err() {
                     return LinkEnd::Stopped;
                 }
             }

@@ -14,7 +14,7 @@ mod link;
 use std::sync::Arc;
 use std::time::Duration;
 
-use protocol::control::{Hello, JobEvent, LoadReport};
+use protocol::control::{CacheChange, Hello, JobEvent, LoadReport};
 use quinn::Connection;
 use runtime::quic::QuicEndpoint;
 use tokio::sync::{mpsc, oneshot};
@@ -34,6 +34,13 @@ pub enum FromNode {
         link: LinkId,
         /// The report.
         report: LoadReport,
+    },
+    /// A node's prefix cache has changed.
+    Cache {
+        /// Its link.
+        link: LinkId,
+        /// How.
+        change: CacheChange,
     },
     /// A link is gone. Comes once for every link that had joined, last of all.
     Lost {

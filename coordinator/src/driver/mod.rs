@@ -278,6 +278,7 @@ impl Driver {
                 Fact::NodeJoined { link, peer, hello }
             }
             FromNode::Report { link, report } => Fact::NodeReport { link, report },
+            FromNode::Cache { link, change } => Fact::NodeCache { link, change },
             FromNode::Lost { link, reason } => {
                 self.links.remove(&link);
                 // A link that was replaced is not known any more, and its end no news.

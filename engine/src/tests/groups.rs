@@ -243,11 +243,15 @@ fn a_prompt_computed_here_is_computed_once_for_all_choices() {
         };
         let ids = bench.add_choices(&many, &[2, 0, 5, 1]);
         assert_eq!(ids.len(), 4);
-        bench.run();
-        bench.assert_complete_and_idle();
-        let sampled: u64 = bench.observed.values().map(|observed| observed.seen as u64).sum();
         // 20 tokens are common; the rest of each is its own.
         let own = [21 + 2, 1, 1 + 5, 1 + 1].iter().sum::<u64>();
+        assert_eq!(bench.engine.stats().queued_rows, own);
+        bench.step();
+        assert_eq!(bench.engine.stats().queued_rows, own - bench.engine.stats().rows);
+        bench.run();
+        bench.assert_complete_and_idle();
+        assert_eq!(bench.engine.stats().queued_rows, 0);
+        let sampled: u64 = bench.observed.values().map(|observed| observed.seen as u64).sum();
         assert_eq!(bench.engine.stats().rows, own + sampled - 4);
     }
 }

@@ -118,7 +118,7 @@ async fn node<R: NodeRole>(
     writer.write(&CoordinatorMessage::Welcome).await?;
     tokio::spawn(async move {
         let _stays_open = writer;
-        while let Ok(Some(NodeMessage::Load(_))) = reader.next().await {}
+        while let Ok(Some(NodeMessage::Load(_) | NodeMessage::Cache(_))) = reader.next().await {}
     });
     Ok((link, address, engine))
 }

@@ -1,6 +1,6 @@
 //! What the cluster is told, and what it says is to be done.
 
-use protocol::control::{Hello, Job, JobEvent, JobUpdate, LoadReport};
+use protocol::control::{CacheChange, Hello, Job, JobEvent, JobUpdate, LoadReport};
 use protocol::ids::RequestId;
 
 use crate::core::admission::AdmissionLimits;
@@ -39,6 +39,13 @@ pub enum Fact {
         link: LinkId,
         /// The report.
         report: LoadReport,
+    },
+    /// A node's prefix cache has changed.
+    NodeCache {
+        /// Its link.
+        link: LinkId,
+        /// How.
+        change: CacheChange,
     },
     /// A link is gone.
     NodeLost {

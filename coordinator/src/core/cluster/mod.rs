@@ -158,6 +158,8 @@ impl Cluster {
             Fact::NodeReport { link, report } => {
                 self.nodes.report(link, report);
             }
+            // No policy asks which node has which beginning.
+            Fact::NodeCache { .. } => {}
             Fact::NodeLost { link } => self.on_lost(now, link, actions),
             Fact::JobEvent { leg, event } => self.on_job_event(now, leg, event, actions),
             Fact::JobLost { leg, reason } => {

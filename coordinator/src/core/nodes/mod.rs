@@ -113,6 +113,7 @@ impl Nodes {
     pub fn join(&mut self, link: LinkId, hello: Hello) {
         let report = LoadReport {
             free_blocks: hello.total_blocks,
+            role: hello.role,
             ..LoadReport::default()
         };
         let node = Node {
