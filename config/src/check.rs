@@ -56,6 +56,7 @@ fn first_conflict(config: &Config, layers: &Layers) -> Option<Conflict> {
         .into_iter()
         .chain(model_rules(config))
         .chain(transfer_rules(config))
+        .chain(admin_rules(config))
         .chain(link_rules(config));
     rules
         .map(|(holds, first, second, expected)| {
@@ -155,6 +156,16 @@ fn model_rules(config: &Config) -> [Rule; 2] {
             "an adapter has another name than the model",
         ),
     ]
+}
+
+fn admin_rules(config: &Config) -> [Rule; 1] {
+    let admin = &config.admin;
+    [(
+        admin.listen.is_empty() || !admin.tokens.is_empty(),
+        ("admin", "listen"),
+        ("admin", "tokens"),
+        "operators need a token: tokens has at least one, or listen is empty",
+    )]
 }
 
 fn transfer_rules(config: &Config) -> [Rule; 3] {

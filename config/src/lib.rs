@@ -28,7 +28,7 @@ pub use field::{Field, Kind, Section, Text};
 pub use load::{Sources, load, load_from};
 pub use reference::reference;
 pub use sections::{
-    ClusterConfig, CoordinatorConfig, EngineConfig, LimitsConfig, MediaConfig, ModelConfig, NodeConfig,
+    AdminConfig, ClusterConfig, CoordinatorConfig, EngineConfig, LimitsConfig, MediaConfig, ModelConfig, NodeConfig,
     TelemetryConfig, TransferConfig,
 };
 pub use types::{BestOf, Compute, KvDtypeConfig, LogFormat, LogprobsConfig, Secret, cores};
@@ -47,6 +47,8 @@ pub struct Config {
     pub limits: LimitsConfig,
     /// The front door.
     pub coordinator: CoordinatorConfig,
+    /// Operators.
+    pub admin: AdminConfig,
     /// Media that prompts name.
     pub media: MediaConfig,
     /// A prefill or decode node.
@@ -64,6 +66,7 @@ pub const SECTIONS: &[Section] = &[
     EngineConfig::SECTION,
     LimitsConfig::SECTION,
     CoordinatorConfig::SECTION,
+    AdminConfig::SECTION,
     MediaConfig::SECTION,
     NodeConfig::SECTION,
     TransferConfig::SECTION,

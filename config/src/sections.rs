@@ -148,6 +148,9 @@ section! {
         client_stall_timeout_ms: u64 = 30_000, millis();
         /// Tokens kept for a slow client before its request is ended.
         stream_buffer_tokens: usize = 4_096, int(1, 1_048_576);
+        /// A call with the header Idempotency-Key goes on for this long without its client, and is remembered for this long
+        /// after its end, in milliseconds: sent again, it is answered from the beginning without being computed again.
+        reattach_ms: u64 = 60_000, millis();
         /// Keys of which clients must send one; none lets everybody in.
         api_keys: Vec<Secret> = Vec::new(), Kind::List { item: Text::Secret, min_items: 0 };
         /// Path of the certificate (PEM, with those that vouch for it) with which clients are served over HTTPS; empty: plain
@@ -175,6 +178,16 @@ section! {
         generate_logprobs: LogprobsConfig = LogprobsConfig::Processed, Kind::Choice(&["raw", "processed"]);
         /// The same for the /v1 paths, alternatives included.
         completions_logprobs: LogprobsConfig = LogprobsConfig::Raw, Kind::Choice(&["raw", "processed"]);
+    }
+}
+
+section! {
+    /// The coordinator's listener for operators: nodes, drain, roles.
+    AdminConfig = "admin" {
+        /// TCP address of the admin plane; empty turns it off.
+        listen: String = String::new(), Kind::Text(Text::OptionalBindAddress);
+        /// Tokens of which operators must send one, as Authorization: Bearer TOKEN; at least one where there is a listener.
+        tokens: Vec<Secret> = Vec::new(), Kind::List { item: Text::Secret, min_items: 0 };
     }
 }
 

@@ -122,6 +122,9 @@ fn every_field_can_be_set_to_another_value_than_its_default() {
                     .map(|name| format!("coordinator.{name}=other"))
                     .to_vec();
             }
+            if key == "admin.listen" {
+                set.push("admin.tokens=operators-only-0123456789".to_owned());
+            }
             let given = set.len();
             let config = load_from(&Sources { file: None, set }, []).unwrap_or_else(|error| panic!("{error}"));
             let table = table(&config);

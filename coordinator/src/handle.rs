@@ -5,6 +5,7 @@ use std::sync::Arc;
 use protocol::ids::RequestId;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::core::cluster::{Order, OrderError};
 use crate::core::stop::StopMatcher;
 use crate::core::types::{ClientEvent, ClusterStatus, ServeError, ServeErrorKind, ServeRequest};
 
@@ -33,6 +34,16 @@ pub(crate) enum FromHandle {
     Submit(Box<Submission>),
     /// The client of a request is gone.
     Cancel(RequestId),
+    /// An operator's order.
+    Order(Box<Ordered>),
+}
+
+/// An operator's order on its way to the driver.
+#[derive(Debug)]
+pub(crate) struct Ordered {
+    pub(crate) node: String,
+    pub(crate) order: Order,
+    pub(crate) reply: oneshot::Sender<Result<(), OrderError>>,
 }
 
 /// The way into the cluster. Cheap to clone.
@@ -115,6 +126,18 @@ impl CoordinatorHandle {
             buffer.saturating_add(2 * choices.saturating_sub(1))
         };
         events.saturating_add(2).min(tokio::sync::Semaphore::MAX_PERMITS)
+    }
+
+    /// Gives a node an order. `Ok`: it is on its way to the node.
+    ///
+    /// # Errors
+    /// The outer one: the coordinator stops. The inner one: what is wrong with the order.
+    pub async fn order(&self, node: String, order: Order) -> Result<Result<(), OrderError>, ServeError> {
+        let stopped = || ServeError::new(ServeErrorKind::Unavailable, "the coordinator stops");
+        let (reply, answer) = oneshot::channel();
+        let ordered = FromHandle::Order(Box::new(Ordered { node, order, reply }));
+        self.inputs.send(ordered).await.map_err(|_| stopped())?;
+        answer.await.map_err(|_| stopped())
     }
 
     /// What the cluster looks like; at most a fraction of a second old.

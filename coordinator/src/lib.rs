@@ -1,5 +1,6 @@
 //! The front door of a Baton cluster: HTTP, text, admission, routing, the life of every request, the ledger.
 
+pub mod admin;
 pub mod certs;
 pub mod control;
 pub mod core;

@@ -8,6 +8,7 @@ use actix_web::web::Data;
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
 use config::{Config, ConfigArgs};
+use coordinator::admin;
 use coordinator::certs::CertsCommand;
 use coordinator::control;
 use coordinator::core::nodes::TextIdentity;
@@ -102,6 +103,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let endpoint = open_endpoint(&config).await?;
     let text = load_text(&config)?;
     let (driver, handle, to_driver) = new_driver(&config, &text, shutdown.clone())?;
+    let admin = admin::bind(&config.admin, handle.clone())
+        .with_context(|| format!("admin.listen = {}", config.admin.listen))?;
     let front = open_http(&config, text, handle, metrics)?;
     tracing::info!(http = %front.address, control = %endpoint.local_addr()?, "ready");
 
@@ -112,6 +115,10 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let http = front.handle();
     let mut server = tokio::spawn(front.server);
     let mut driver = tokio::spawn(driver.run());
+    if let Some(admin) = admin {
+        tracing::info!(admin = %admin.address, "operators");
+        tokio::spawn(admin.server);
+    }
 
     tokio::select! {
         // In this order: the driver's end may follow the request at once.

@@ -10,6 +10,7 @@
 //! 6. SIGTERM: no new jobs, the running ones finish, the process ends.
 
 pub mod cli;
+pub mod duty;
 pub mod engine_thread;
 pub mod grammars;
 pub mod handle;

@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::task::TaskTracker;
 
+use crate::duty::{Duties, Duty};
 use crate::handle::{EngineHandle, EngineLoad};
 use crate::job::JobStream;
 use crate::process::NodeRole;
@@ -38,6 +39,8 @@ enum SessionEnd {
     Silent(u64),
     #[error("the coordinator closed the membership stream")]
     Closed,
+    #[error("the coordinator broke the protocol: {0}")]
+    Protocol(&'static str),
     #[error("the node has drained")]
     Drained,
 }
@@ -51,6 +54,7 @@ pub(crate) struct Member<R> {
     pub(crate) jobs: TaskTracker,
     pub(crate) slots: Arc<Semaphore>,
     pub(crate) shutdown: Shutdown,
+    pub(crate) duties: Arc<Duties>,
     pub(crate) settings: config::NodeConfig,
     pub(crate) welcome_timeout: Duration,
     pub(crate) sessions: AtomicU64,
@@ -111,6 +115,9 @@ impl<R: NodeRole> Member<R> {
             match reader.next().await? {
                 Some(CoordinatorMessage::Welcome) => Ok((writer, reader)),
                 Some(CoordinatorMessage::Refused { reason }) => Err(SessionEnd::Refused(reason)),
+                Some(CoordinatorMessage::Drain { .. } | CoordinatorMessage::SetRole { .. }) => {
+                    Err(SessionEnd::Protocol("an order before the welcome"))
+                }
                 None => Err(SessionEnd::Closed),
             }
         };
@@ -122,8 +129,9 @@ impl<R: NodeRole> Member<R> {
     async fn member(&self, link: Link, mut writer: MessageWriter, mut reader: MessageReader) -> SessionEnd {
         let mut ticks = interval(Duration::from_millis(self.settings.load_report_interval_ms.max(1)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut reports = Reports::new(self.hello.role);
-        let mut draining = false;
+        let mut reports = Reports::default();
+        let mut stopping = false;
+        let mut duty = self.duties.watch();
         loop {
             tokio::select! {
                 stream = link.connection.accept_bi() => match stream {
@@ -131,17 +139,24 @@ impl<R: NodeRole> Member<R> {
                     Err(error) => return FramingError::from(error).into(),
                 },
                 _ = ticks.tick() => {}
-                () = self.shutdown.wait(), if !draining => draining = true,
+                () = self.shutdown.wait(), if !stopping => stopping = true,
+                // The sender is a part of the node, which is here.
+                _ = duty.changed() => {}
                 message = reader.next::<CoordinatorMessage>() => match message {
                     Ok(Some(CoordinatorMessage::Refused { reason })) => return SessionEnd::Refused(reason),
-                    Ok(Some(CoordinatorMessage::Welcome)) => {}
+                    Ok(Some(order)) => self.obey(&order, &link),
                     Ok(None) => return SessionEnd::Closed,
                     Err(error) => return error.into(),
                 },
                 // Only closed, and empty, once the node has drained.
                 () = self.jobs.wait() => return SessionEnd::Drained,
             }
-            if let Some(report) = reports.next(self.engine.load(), draining)
+            let Duty { role, draining } = *duty.borrow_and_update();
+            let duty = Duty {
+                role,
+                draining: draining || stopping,
+            };
+            if let Some(report) = reports.next(self.engine.load(), duty)
                 && let Err(error) = writer.write(&NodeMessage::Load(report)).await
             {
                 return error.into();
@@ -149,11 +164,27 @@ impl<R: NodeRole> Member<R> {
         }
     }
 
+    fn obey(&self, order: &CoordinatorMessage, link: &Link) {
+        match order {
+            CoordinatorMessage::Drain { on } => {
+                tracing::info!(coordinator = %link.peer, on, "drain ordered");
+                self.duties.drain(*on);
+            }
+            CoordinatorMessage::SetRole { role } if self.duties.set_role(*role) => {
+                tracing::info!(coordinator = %link.peer, %role, "role ordered");
+            }
+            CoordinatorMessage::SetRole { role } => {
+                tracing::warn!(coordinator = %link.peer, %role, "a role was ordered that this node may not have");
+            }
+            CoordinatorMessage::Welcome | CoordinatorMessage::Refused { .. } => {}
+        }
+    }
+
     fn take_job(&self, send: quinn::SendStream, recv: quinn::RecvStream) {
         stats::job();
         let slot = Arc::clone(&self.slots).try_acquire_owned();
         let draining = self.shutdown.is_requested();
-        let role = Arc::clone(&self.role);
+        let (role, duties) = (Arc::clone(&self.role), Arc::clone(&self.duties));
         let work = async move {
             let (job, stream) = match timeout(JOB_READ_TIMEOUT, JobStream::accept(send, recv)).await {
                 Ok(Ok(Some(accepted))) => accepted,
@@ -161,14 +192,18 @@ impl<R: NodeRole> Member<R> {
                 Ok(Err(error)) => return tracing::debug!(%error, "a job did not arrive"),
                 Err(_) => return tracing::debug!("a job did not arrive in time"),
             };
-            let ended = match (draining, slot) {
-                (true, _) => stream.fail(JobErrorKind::Draining, "the node is draining").await,
-                (false, Err(_)) => {
+            let refusal = match draining {
+                true => Some("the node is draining".to_owned()),
+                false => duties.refusal(&job),
+            };
+            let ended = match (refusal, slot) {
+                (Some(why), _) => stream.fail(JobErrorKind::Draining, why).await,
+                (None, Err(_)) => {
                     stream
                         .fail(JobErrorKind::Overloaded, "node.max_jobs jobs are held already")
                         .await
                 }
-                (false, Ok(_slot)) => role.handle(job, stream).await,
+                (None, Ok(_slot)) => role.handle(job, stream).await,
             };
             if let Err(gone) = ended {
                 tracing::debug!(%gone, "job ended early");
@@ -180,30 +215,21 @@ impl<R: NodeRole> Member<R> {
 }
 
 /// Decides when a load report is due.
+#[derive(Default)]
 struct Reports {
-    role: Role,
     sent: u64,
-    last: Option<(EngineLoad, bool)>,
+    last: Option<(EngineLoad, Duty)>,
     quiet: u32,
 }
 
 impl Reports {
-    fn new(role: Role) -> Self {
-        Self {
-            role,
-            sent: 0,
-            last: None,
-            quiet: 0,
-        }
-    }
-
-    fn next(&mut self, load: EngineLoad, draining: bool) -> Option<LoadReport> {
+    fn next(&mut self, load: EngineLoad, duty: Duty) -> Option<LoadReport> {
         self.quiet += 1;
-        if self.last == Some((load, draining)) && self.quiet < QUIET_INTERVALS {
+        if self.last == Some((load, duty)) && self.quiet < QUIET_INTERVALS {
             return None;
         }
         self.quiet = 0;
-        self.last = Some((load, draining));
+        self.last = Some((load, duty));
         self.sent += 1;
         Some(LoadReport {
             sequence: self.sent,
@@ -214,8 +240,8 @@ impl Reports {
             running: load.running,
             waiting: load.waiting,
             reservations: load.reservations,
-            draining,
-            role: self.role,
+            draining: duty.draining,
+            role: duty.role,
             pending: load.pending,
             queued_tokens: load.queued_tokens,
             step_times: load.step_times,
@@ -227,26 +253,35 @@ impl Reports {
 mod tests {
     use super::*;
 
+    const WORKS: Duty = Duty {
+        role: Role::Decode,
+        draining: false,
+    };
+    const DRAINS: Duty = Duty {
+        draining: true,
+        ..WORKS
+    };
+
     #[test]
     fn a_change_is_reported_at_once_and_silence_is_broken_now_and_then() {
-        let mut reports = Reports::new(Role::Decode);
+        let mut reports = Reports::default();
         let idle = EngineLoad {
             free_blocks: 8,
             ..EngineLoad::default()
         };
-        assert_eq!(reports.next(idle, false).map(|r| r.sequence), Some(1));
-        assert_eq!(reports.next(idle, false), None);
+        assert_eq!(reports.next(idle, WORKS).map(|r| r.sequence), Some(1));
+        assert_eq!(reports.next(idle, WORKS), None);
         let busy = EngineLoad { free_blocks: 7, ..idle };
         assert_eq!(
-            reports.next(busy, false).map(|r| (r.sequence, r.free_blocks)),
+            reports.next(busy, WORKS).map(|r| (r.sequence, r.free_blocks)),
             Some((2, 7))
         );
-        let draining = reports.next(busy, true).expect("a change");
+        let draining = reports.next(busy, DRAINS).expect("a change");
         assert!(draining.draining && draining.role == Role::Decode);
         let silent = (0..QUIET_INTERVALS - 1)
-            .filter(|_| reports.next(busy, true).is_some())
+            .filter(|_| reports.next(busy, DRAINS).is_some())
             .count();
         assert_eq!(silent, 0);
-        assert!(reports.next(busy, true).is_some());
+        assert!(reports.next(busy, DRAINS).is_some());
     }
 }

@@ -25,6 +25,7 @@ use thiserror::Error;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
+use crate::duty::Duties;
 use crate::engine_thread::{self, EngineThread};
 use crate::handle::EngineHandle;
 use crate::job::{JobGone, JobStream};
@@ -255,6 +256,7 @@ impl<R: NodeRole> Node<R> {
             jobs: TaskTracker::new(),
             slots: Arc::new(Semaphore::new(config.node.max_jobs)),
             shutdown: shutdown.clone(),
+            duties: Arc::new(Duties::new(role, role)),
             welcome_timeout: Duration::from_millis(config.cluster.connect_timeout_ms),
             settings: config.node.clone(),
             sessions: AtomicU64::new(0),

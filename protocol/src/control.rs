@@ -31,6 +31,18 @@ pub enum CoordinatorMessage {
         /// Why, in one line.
         reason: String,
     },
+    /// An operator wants the node to take no new jobs, and to finish those that run; or to take jobs again. It shows in the
+    /// node's reports.
+    Drain {
+        /// No new jobs.
+        on: bool,
+    },
+    /// An operator wants the node to serve this from now on. Jobs that run are finished. It shows in the node's reports; a
+    /// node whose certificate does not allow it goes on as it is.
+    SetRole {
+        /// What.
+        role: Role,
+    },
 }
 
 /// A node introduces itself.

@@ -30,6 +30,8 @@ pub enum Role {
     Prefill,
     /// Runs the generation loop.
     Decode,
+    /// Prefill and decode alike.
+    Both,
 }
 
 impl Role {
@@ -39,7 +41,13 @@ impl Role {
             Self::Coordinator => "coordinator",
             Self::Prefill => "prefill",
             Self::Decode => "decode",
+            Self::Both => "both",
         }
+    }
+
+    /// Whether a process with a certificate of this role may act in `role`.
+    pub fn may_act_as(self, role: Self) -> bool {
+        self == role || (self == Self::Both && role != Self::Coordinator)
     }
 }
 

@@ -31,6 +31,8 @@ enum LinkEnd {
     Stopped,
 }
 
+/// Orders that may wait for a node to read them.
+const ORDERS: usize = 16;
 /// Longest wait for the jobs of a closed connection to end: they have nothing left to wait for but the driver.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -81,12 +83,14 @@ async fn member(
         node: link.peer.node.clone(),
     };
     let connection = link.connection.clone();
+    let (orders, mut to_node) = mpsc::channel(ORDERS);
     let at_the_door = Box::new(Joined {
         link: id,
         peer,
         hello,
         connection,
         jobs: jobs.clone(),
+        orders,
         answer,
     });
     if events.send(FromNode::Joined(at_the_door)).await.is_err() {
@@ -106,7 +110,21 @@ async fn member(
     if let Err(error) = writer.write(&CoordinatorMessage::Welcome).await {
         return error.into();
     }
-    reports(id, &mut reader, events).await
+    tokio::select! {
+        end = reports(id, &mut reader, events) => end,
+        end = pass_on(&mut to_node, &mut writer) => end,
+    }
+}
+
+/// Tells the node what operators want of it, for as long as the link lasts.
+async fn pass_on(orders: &mut mpsc::Receiver<CoordinatorMessage>, writer: &mut MessageWriter) -> LinkEnd {
+    while let Some(order) = orders.recv().await {
+        if let Err(error) = writer.write(&order).await {
+            return error.into();
+        }
+    }
+    // The driver knows the link no more, and closes it.
+    std::future::pending().await
 }
 
 async fn introduce(link: &Link) -> Result<(Hello, MessageWriter, MessageReader), LinkEnd> {

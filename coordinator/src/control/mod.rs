@@ -14,7 +14,7 @@ mod link;
 use std::sync::Arc;
 use std::time::Duration;
 
-use protocol::control::{CacheChange, Hello, JobEvent, LoadReport};
+use protocol::control::{CacheChange, CoordinatorMessage, Hello, JobEvent, LoadReport};
 use quinn::Connection;
 use runtime::quic::QuicEndpoint;
 use tokio::sync::{mpsc, oneshot};
@@ -78,6 +78,8 @@ pub struct Joined {
     pub connection: Connection,
     /// Runs its jobs' streams: the link is not lost before each of them has told what the node had said.
     pub jobs: TaskTracker,
+    /// What the node is told once it is a member.
+    pub orders: mpsc::Sender<CoordinatorMessage>,
     /// The driver's answer; an error is the reason of a refusal.
     pub answer: oneshot::Sender<Result<(), String>>,
 }

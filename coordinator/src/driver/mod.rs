@@ -28,12 +28,12 @@ use tokio_util::task::TaskTracker;
 use self::clients::Clients;
 use self::telemetry::Gauges;
 use crate::control::{FromNode, Joined, job};
-use crate::core::cluster::{Action, Cluster, ClusterSettings, Fact};
+use crate::core::cluster::{Action, Cluster, ClusterSettings, Fact, OrderError};
 use crate::core::ledger::Detokenizer;
 use crate::core::nodes::{LegId, LinkId};
 use crate::core::types::{ClientEvent, ClusterStatus};
-use crate::handle::{CoordinatorHandle, FromHandle, Submission};
-use protocol::control::{Job, JobUpdate};
+use crate::handle::{CoordinatorHandle, FromHandle, Ordered, Submission};
+use protocol::control::{CoordinatorMessage, Job, JobUpdate};
 
 /// Inputs that wait for the driver, from handles and from nodes each.
 const INPUT_QUEUE: usize = 1024;
@@ -70,6 +70,7 @@ enum Input {
 /// Where the jobs of a node run.
 struct NodeLink {
     connection: Connection,
+    orders: mpsc::Sender<CoordinatorMessage>,
     jobs: TaskTracker,
 }
 
@@ -203,6 +204,7 @@ impl Driver {
                     reason: clients::GONE,
                 });
             }
+            Input::Handle(FromHandle::Order(ordered)) => self.order(now, *ordered),
             Input::Node(from) => self.node_said(from),
             Input::Timeout => self.core.on_timeout(now, &mut self.actions),
             Input::Sweep => self.sweep(now),
@@ -262,6 +264,29 @@ impl Driver {
         }
     }
 
+    /// Gives an order to a node, if it takes it: the core is not told of an order that cannot be given.
+    fn order(&mut self, now: Instant, ordered: Ordered) {
+        let Ordered { node, order, reply } = ordered;
+        let deaf = self.links.iter().any(|(link, of)| {
+            self.core.node_name(*link) == Some(node.as_str()) && (of.orders.is_closed() || of.orders.capacity() == 0)
+        });
+        let result = if deaf {
+            Err(OrderError::Deaf { node: node.clone() })
+        } else {
+            self.core.order(now, &node, order, &mut self.actions)
+        };
+        match &result {
+            Ok(()) => {
+                tracing::info!(node, ?order, "order given");
+                self.publish();
+            }
+            Err(error) => tracing::warn!(node, ?order, %error, "order refused"),
+        }
+        if reply.send(result).is_err() {
+            tracing::trace!("whoever gave the order is gone");
+        }
+    }
+
     fn node_said(&mut self, from: FromNode) {
         let fact = match from {
             FromNode::Joined(joined) => {
@@ -271,9 +296,15 @@ impl Driver {
                     hello,
                     connection,
                     jobs,
+                    orders,
                     answer,
                 } = *joined;
-                self.links.insert(link, NodeLink { connection, jobs });
+                let to_node = NodeLink {
+                    connection,
+                    orders,
+                    jobs,
+                };
+                self.links.insert(link, to_node);
                 self.at_the_door.insert(link, answer);
                 Fact::NodeJoined { link, peer, hello }
             }
@@ -308,8 +339,15 @@ impl Driver {
                     node.connection.close(code::CLOSED, reason.as_bytes());
                 }
             }
+            Action::Tell { link, message } => {
+                if let Some(node) = self.links.get(&link)
+                    && node.orders.try_send(message).is_err()
+                {
+                    tracing::warn!(node = self.core.node_name(link), "the node does not take an order");
+                }
+            }
             Action::StartJob { leg, link, job } => match self.links.get(&link) {
-                Some(NodeLink { connection, jobs }) => {
+                Some(NodeLink { connection, jobs, .. }) => {
                     let cancel = CancellationToken::new();
                     let (updates, to_job) = mpsc::channel(most_updates(&job));
                     let (connection, events) = (connection.clone(), self.to_driver.clone());

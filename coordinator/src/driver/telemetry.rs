@@ -88,6 +88,7 @@ impl Gauges {
 fn label(cause: &Cause) -> &'static str {
     match cause {
         Cause::NodeLost => "node_lost",
+        Cause::Moved => "moved",
         Cause::StreamLost(_) => "stream_lost",
         Cause::Failed(_) => "job_failed",
         Cause::Deadline(_) => "deadline",

@@ -1,9 +1,12 @@
-//! Who calls, and how long the answer may take: what a request's headers say about how it is to be served.
+//! Who calls, how long the answer may take, and whether the call is one that was sent before: what a request's headers say
+//! about how it is to be served.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::http::header::{HeaderMap, HeaderName};
 use config::LimitsConfig;
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 use super::error::{ApiError, ErrorKind};
 use crate::core::queue::Tenant;
@@ -11,43 +14,92 @@ use crate::core::queue::Tenant;
 /// Header with the longest time that an answer may take, in milliseconds.
 pub const TIMEOUT: HeaderName = HeaderName::from_static("x-baton-timeout-ms");
 
+/// Header that names a call, so that it can be sent again.
+pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// Longest name of a call, in bytes.
+const MAX_KEY: usize = 255;
+
+/// Name of a call.
+#[derive(Clone, Debug)]
+pub struct IdempotencyKey {
+    /// The client's word.
+    pub name: Arc<str>,
+    /// Hash of path and body.
+    pub fingerprint: u128,
+}
+
 /// See the head of the file.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Caller {
     /// Whose key the request has.
     pub tenant: Tenant,
     /// From arrival to the last token.
     pub timeout: Duration,
+    /// The call's name, if it has one.
+    pub key: Option<IdempotencyKey>,
 }
 
 impl Caller {
-    /// Reads the headers of a request with the key of `tenant`.
+    /// Reads the headers of a request with the API key of `tenant`.
     ///
     /// # Errors
-    /// A time that is no number, or not within the limit; the message names the header.
-    pub fn new(tenant: Tenant, headers: &HeaderMap, limits: &LimitsConfig) -> Result<Self, ApiError> {
+    /// A time that is no number or not within the limit, or a name that is empty, too long or not text; the message names
+    /// the header.
+    pub fn new(
+        tenant: Tenant,
+        headers: &HeaderMap,
+        (path, body): (&str, &[u8]),
+        limits: &LimitsConfig,
+    ) -> Result<Self, ApiError> {
         let most = limits.request_timeout_ms;
         let timeout_ms = match headers.get(&TIMEOUT) {
             None => most,
             Some(value) => {
                 let given = String::from_utf8_lossy(value.as_bytes());
                 let wanted = given.trim().parse::<u64>().ok().filter(|ms| (1..=most).contains(ms));
-                wanted.ok_or_else(|| invalid(&given, most))?
+                wanted.ok_or_else(|| invalid(&TIMEOUT, &given, &format!("a whole number from 1 to {most}")))?
+            }
+        };
+        let key = match headers.get(&IDEMPOTENCY_KEY) {
+            None => None,
+            Some(value) => {
+                let given = String::from_utf8_lossy(value.as_bytes());
+                let usable = value
+                    .to_str()
+                    .is_ok_and(|name| (1..=MAX_KEY).contains(&name.trim().len()));
+                if !usable {
+                    let right = format!("1 to {MAX_KEY} visible ASCII characters");
+                    return Err(invalid(&IDEMPOTENCY_KEY, &given, &right));
+                }
+                Some(IdempotencyKey {
+                    name: given.trim().into(),
+                    fingerprint: xxh3_128(path.as_bytes()) ^ xxh3_128(body).rotate_left(1),
+                })
             }
         };
         Ok(Self {
+            key,
             tenant,
             timeout: Duration::from_millis(timeout_ms),
         })
     }
 }
 
-fn invalid(given: &str, most: u64) -> ApiError {
+impl Caller {
+    /// Seed number `index` of a call that brings none, if it follows from the call's name: the same wherever and whenever
+    /// the call is served. Never 0.
+    pub fn named_seed(&self, index: u64) -> Option<u64> {
+        let key = self.key.as_ref()?;
+        Some(xxh3_64_with_seed(key.name.as_bytes(), index).max(1))
+    }
+}
+
+fn invalid(header: &HeaderName, given: &str, right: &str) -> ApiError {
     let shown: String = given.chars().take(32).collect();
     ApiError {
         kind: ErrorKind::Invalid,
-        message: format!("the header `{TIMEOUT}` is \"{shown}\", but must be a whole number from 1 to {most}"),
-        param: Some(TIMEOUT.to_string()),
+        message: format!("the header `{header}` is \"{shown}\", but must be {right}"),
+        param: Some(header.to_string()),
     }
 }
 
@@ -66,7 +118,7 @@ mod tests {
             request_timeout_ms: 5_000,
             ..LimitsConfig::default()
         };
-        let caller = Caller::new(Tenant(3), &headers, &limits);
+        let caller = Caller::new(Tenant(3), &headers, ("/generate", b"{}"), &limits);
         caller
             .map(|caller| caller.timeout.as_millis())
             .map_err(|error| error.message)
@@ -83,6 +135,32 @@ mod tests {
                 message.contains("x-baton-timeout-ms") && message.contains("from 1 to 5000"),
                 "{message}"
             );
+        }
+    }
+
+    fn named(name: &str, body: &str) -> Result<Caller, String> {
+        let mut headers = HeaderMap::new();
+        headers.insert(
+            IDEMPOTENCY_KEY,
+            HeaderValue::from_bytes(name.as_bytes()).expect("a header"),
+        );
+        let about = ("/generate", body.as_bytes());
+        Caller::new(Tenant(0), &headers, about, &LimitsConfig::default()).map_err(|error| error.message)
+    }
+
+    #[test]
+    fn a_name_gives_seeds_and_stands_for_a_body() {
+        let (first, again) = (named("a-1", "{}").expect("a name"), named("a-1", "{}").expect("a name"));
+        assert_eq!(first.named_seed(0), again.named_seed(0));
+        assert_ne!(first.named_seed(0), first.named_seed(1));
+        assert_ne!(first.named_seed(0), named("a-2", "{}").expect("a name").named_seed(0));
+        let fingerprint = |caller: Caller| caller.key.expect("named").fingerprint;
+        let other = fingerprint(named("a-1", "{ }").expect("a name"));
+        assert_eq!(fingerprint(first), fingerprint(again));
+        assert_ne!(fingerprint(named("a-1", "{}").expect("a name")), other);
+        for wrong in ["", " ", &"x".repeat(256), "\u{e9}"] {
+            let message = named(wrong, "{}").expect_err(wrong);
+            assert!(message.contains("idempotency-key"), "{message}");
         }
     }
 }

@@ -7,16 +7,16 @@ use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::error::ErrorRequestTimeout;
 use actix_web::http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, AUTHORIZATION, HeaderName, HeaderValue,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, HeaderName, HeaderValue,
 };
 use actix_web::http::{ConnectionType, Method, StatusCode, Version};
 use actix_web::middleware::Next;
 use actix_web::{Error, HttpMessage, HttpResponse, web};
-use config::Secret;
 use protocol::ids::RequestId;
 
 use super::connection::{Connection, WatchedBody};
 use super::error::{ApiError, ErrorKind, Family};
+use super::keys;
 use super::mindie;
 use super::state::HttpState;
 use crate::core::queue::Tenant;
@@ -107,7 +107,7 @@ fn preflight() -> HttpResponse {
         .insert_header((ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"))
         .insert_header((
             ACCESS_CONTROL_ALLOW_HEADERS,
-            "content-type, authorization, x-request-id, x-baton-timeout-ms",
+            "content-type, authorization, x-request-id, x-baton-timeout-ms, idempotency-key",
         ))
         .insert_header((ACCESS_CONTROL_MAX_AGE, 86_400))
         .finish()
@@ -116,19 +116,15 @@ fn preflight() -> HttpResponse {
 /// The answer to a request that lacks a key it needs.
 fn refusal(request: &ServiceRequest) -> Option<HttpResponse> {
     let state = request.app_data::<web::Data<HttpState>>()?;
-    let keys = &state.front.api_keys;
+    let known = &state.front.api_keys;
     let path = request.path();
     let probe = path == "/" && request.method() == Method::GET;
-    if keys.is_empty() || probe || OPEN_PATHS.contains(&path) {
+    if known.is_empty() || probe || OPEN_PATHS.contains(&path) {
         return None;
     }
-    let given = request
-        .headers()
-        .get(AUTHORIZATION)
-        .and_then(|value| value.to_str().ok())
-        .and_then(bearer_token);
-    if let Some(tenant) = given.and_then(|given| tenant_of(keys, given)) {
-        request.extensions_mut().insert::<Tenant>(tenant);
+    let given = keys::bearer(request.headers());
+    if let Some(number) = given.and_then(|given| keys::find(known, given)) {
+        request.extensions_mut().insert::<Tenant>(Tenant(number));
         return None;
     }
     let error = ApiError::new(
@@ -136,50 +132,4 @@ fn refusal(request: &ServiceRequest) -> Option<HttpResponse> {
         "a valid API key is needed: Authorization: Bearer KEY",
     );
     Some(error.respond(Family::of_path(path)))
-}
-
-fn bearer_token(value: &str) -> Option<&str> {
-    let (scheme, token) = value.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-}
-
-/// Whose key it is. Compares with every key in full, so that the time taken says nothing about them but their lengths.
-fn tenant_of(keys: &[Secret], given: &str) -> Option<Tenant> {
-    (1..).zip(keys).fold(None, |known, (number, key)| {
-        let key = key.expose().as_bytes();
-        let given = given.as_bytes();
-        let differing = key
-            .iter()
-            .zip(given)
-            .fold(0_u8, |differing, (a, b)| differing | (a ^ b));
-        let same = differing == 0 && key.len() == given.len();
-        if same { Some(Tenant(number)) } else { known }
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_match_whole() {
-        let keys = [Secret::new("0123456789abcdef"), Secret::new("fedcba9876543210")];
-        for (given, known) in [
-            ("0123456789abcdef", Some(Tenant(1))),
-            ("fedcba9876543210", Some(Tenant(2))),
-            ("0123456789abcde", None),
-            ("0123456789abcdef0", None),
-            ("", None),
-        ] {
-            assert_eq!(tenant_of(&keys, given), known, "{given}");
-        }
-    }
-
-    #[test]
-    fn the_scheme_is_bearer_in_any_case() {
-        assert_eq!(bearer_token("Bearer k"), Some("k"));
-        assert_eq!(bearer_token("bearer  k"), Some("k"));
-        assert_eq!(bearer_token("Bearer"), None);
-        assert_eq!(bearer_token("Basic k"), None);
-    }
 }

@@ -8,8 +8,10 @@ use protocol::ids::RequestId;
 use protocol::sampling::{SamplingParams, StopRules};
 
 use super::answer::Answer;
+use super::backend::Events;
 use super::caller::Caller;
 use super::error::{ApiError, ErrorKind};
+use super::idempotency::Attached;
 use super::state::HttpState;
 use crate::core::types::ServeRequest;
 use crate::metrics::RequestTimer;
@@ -64,6 +66,7 @@ impl HttpState {
         if let Some(draft) = drafts.iter().find(|draft| draft.sampling.seed > HIGH_SEED) {
             self.warn_of_high_seed(draft.sampling.seed);
         }
+        let caller = drafts.first().map(|draft| draft.caller.clone());
         let requests: Result<Vec<_>, _> = drafts.into_iter().map(|draft| self.request(draft)).collect();
         let requests = requests.inspect_err(|error| timer.failed(error.metric_label()))?;
         let prompt_tokens = requests.iter().map(|request| request.token_ids.len()).sum();
@@ -72,7 +75,7 @@ impl HttpState {
             requests.first().map_or(0, |request| request.stop.max_tokens),
         );
         let mut answer = Answer::new(&requests, timer);
-        match self.submit(requests, &mut answer).await {
+        match self.submit(caller, requests, &mut answer).await {
             Ok(()) => Ok(answer),
             Err(error) => {
                 answer.timer.failed(error.metric_label());
@@ -81,11 +84,34 @@ impl HttpState {
         }
     }
 
-    async fn submit(&self, requests: Vec<ServeRequest>, answer: &mut Answer) -> Result<(), ApiError> {
+    async fn submit(
+        &self,
+        caller: Option<Caller>,
+        requests: Vec<ServeRequest>,
+        answer: &mut Answer,
+    ) -> Result<(), ApiError> {
         let prompt_tokens = requests.iter().map(|request| request.token_ids.len()).sum();
-        answer.listen_to(self.backend.submit(requests).await?);
+        answer.listen_to(self.events_of(caller, requests).await?);
         answer.timer.admitted(prompt_tokens);
         answer.wait_for_first_token().await
+    }
+
+    /// What the cluster says to the call: one that it has taken before says the same again.
+    async fn events_of(&self, caller: Option<Caller>, requests: Vec<ServeRequest>) -> Result<Vec<Events>, ApiError> {
+        let named = caller.and_then(|caller| Some((caller.tenant, caller.key?)));
+        let Some((tenant, key)) = named else {
+            return Ok(self.backend.submit(requests).await?);
+        };
+        match self.calls.attach(tenant, &key, requests.len())? {
+            Attached::Known(events) => Ok(events),
+            Attached::New(recorder) => match self.backend.submit(requests).await {
+                Ok(events) => Ok(recorder.record(events)),
+                Err(error) => {
+                    recorder.refuse(&error);
+                    Err(error.into())
+                }
+            },
+        }
     }
 
     fn request(&self, mut draft: Draft) -> Result<ServeRequest, ApiError> {

@@ -16,6 +16,7 @@ use super::backend::Backend;
 use super::body::{Body, BodyReader};
 use super::caller::Caller;
 use super::error::{ApiError, ErrorKind};
+use super::idempotency::Attachments;
 use super::json::fields::{FieldError, StopLimits};
 use super::lengths::Lengths;
 use crate::core::queue::Tenant;
@@ -106,6 +107,8 @@ pub struct HttpState {
     pub clock: Clock,
     /// Seconds since 1970-01-01 UTC when the process began to serve.
     pub started_at: u64,
+    /// Calls that clients may send again.
+    pub calls: Arc<Attachments>,
     bodies: BodyReader,
     long_work: LongWork,
     high_seed_seen: AtomicBool,
@@ -131,6 +134,7 @@ impl HttpState {
                 clock,
             ),
             metrics: Arc::new(RequestMetrics::new(&model.name, clock)),
+            calls: Attachments::new(Duration::from_millis(config.coordinator.reattach_ms), clock),
             media: Arc::new(Policy::new(&config.media)),
             limits: config.limits.clone(),
             front: config.coordinator.clone(),
@@ -224,16 +228,24 @@ impl HttpState {
     ///
     /// # Errors
     /// A header that says so is wrong.
-    pub fn caller(&self, request: &HttpRequest) -> Result<Caller, ApiError> {
+    pub fn caller(&self, request: &HttpRequest, body: &Body) -> Result<Caller, ApiError> {
         let tenant = request.extensions().get::<Tenant>().copied().unwrap_or_default();
-        Caller::new(tenant, request.headers(), &self.limits)
+        Caller::new(tenant, request.headers(), (request.path(), &body.bytes), &self.limits)
     }
 
-    /// A seed for a request that brings none; never 0.
+    /// Seed number `index` of a call that brings none; never 0.
     ///
     /// # Errors
     /// The operating system gives no random bytes.
-    pub fn draw_seed(&self) -> Result<u64, ApiError> {
+    pub fn seed(&self, caller: &Caller, index: u64) -> Result<u64, ApiError> {
+        caller.named_seed(index).map_or_else(|| self.draw_seed(), Ok)
+    }
+
+    /// A random seed; never 0.
+    ///
+    /// # Errors
+    /// The operating system gives no random bytes.
+    fn draw_seed(&self) -> Result<u64, ApiError> {
         draw().map(|bytes| u64::from_le_bytes(bytes).max(1))
     }
 

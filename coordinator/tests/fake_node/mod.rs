@@ -212,6 +212,7 @@ pub async fn introduce(endpoint: QuicEndpoint, link: Link, hello: Hello) -> Resu
             answers,
         }),
         Some(CoordinatorMessage::Refused { reason }) => Err(reason),
+        Some(order) => panic!("{order:?} before the welcome"),
         None => Err("closed".to_owned()),
     }
 }
@@ -260,6 +261,15 @@ impl Node {
             (Job::Decode(job), side) => (job, side),
             (other, _) => panic!("{other:?}"),
         }
+    }
+
+    /// What the coordinator tells it next.
+    pub async fn order(&mut self) -> CoordinatorMessage {
+        timeout(SOON, self.answers.next())
+            .await
+            .expect("in time")
+            .expect("a message")
+            .expect("an open stream")
     }
 
     pub async fn report(&mut self, report: LoadReport) {

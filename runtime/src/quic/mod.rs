@@ -86,11 +86,11 @@ impl fmt::Display for Alpn {
 /// Roles that may dial a process of role `own` on a plane. Empty: the plane is not offered.
 pub fn accepted_roles(own: Role, alpn: Alpn) -> &'static [Role] {
     match (own, alpn) {
-        (Role::Coordinator, Alpn::Control) => &[Role::Prefill, Role::Decode],
-        (Role::Decode, Alpn::Kv) => &[Role::Prefill],
-        (Role::Coordinator, Alpn::Kv) | (Role::Decode, Alpn::Control) | (Role::Prefill, Alpn::Control | Alpn::Kv) => {
-            &[]
-        }
+        (Role::Coordinator, Alpn::Control) => &[Role::Prefill, Role::Decode, Role::Both],
+        (Role::Decode | Role::Both, Alpn::Kv) => &[Role::Prefill, Role::Both],
+        (Role::Coordinator, Alpn::Kv)
+        | (Role::Decode | Role::Both, Alpn::Control)
+        | (Role::Prefill, Alpn::Control | Alpn::Kv) => &[],
     }
 }
 
@@ -105,7 +105,7 @@ pub struct Expect {
 
 impl Expect {
     fn fits(&self, found: &Peer) -> bool {
-        self.role == found.role && self.node.as_ref().is_none_or(|node| *node == found.node)
+        found.role.may_act_as(self.role) && self.node.as_ref().is_none_or(|node| *node == found.node)
     }
 }
 

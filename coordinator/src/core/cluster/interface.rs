@@ -1,6 +1,6 @@
 //! What the cluster is told, and what it says is to be done.
 
-use protocol::control::{CacheChange, Hello, Job, JobEvent, JobUpdate, LoadReport};
+use protocol::control::{CacheChange, CoordinatorMessage, Hello, Job, JobEvent, JobUpdate, LoadReport};
 use protocol::ids::RequestId;
 
 use crate::core::admission::AdmissionLimits;
@@ -100,6 +100,13 @@ pub enum Action {
         link: LinkId,
         /// Why.
         reason: &'static str,
+    },
+    /// Tell a node something on its membership stream.
+    Tell {
+        /// Its link.
+        link: LinkId,
+        /// What.
+        message: CoordinatorMessage,
     },
     /// Open a job's stream and send the job.
     StartJob {

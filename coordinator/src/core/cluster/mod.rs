@@ -4,6 +4,7 @@
 #[cfg(test)]
 mod audit;
 mod interface;
+mod orders;
 mod place;
 #[cfg(test)]
 mod simulation;
@@ -18,6 +19,7 @@ use protocol::control::{Hello, Job, JobErrorKind, JobEvent, JobUpdate};
 use protocol::ids::{RequestId, Role};
 
 pub use self::interface::{Action, ClusterSettings, Fact, is_last};
+pub use self::orders::{Order, OrderError};
 use crate::core::admission::{Admission, CallId};
 use crate::core::ledger::{Detokenizer, Ledger};
 use crate::core::nodes::{Leg, LegId, LinkId, Nodes, PeerName};
@@ -228,7 +230,7 @@ impl Cluster {
                 reason: "the node has connected again",
             });
         }
-        self.nodes.join(link, hello);
+        self.nodes.join(link, peer.role, hello);
         actions.push(Action::Welcome { link });
     }
 

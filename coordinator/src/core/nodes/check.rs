@@ -44,7 +44,7 @@ impl Nodes {
             ));
         }
         match hello.role {
-            Role::Prefill | Role::Decode => {}
+            Role::Prefill | Role::Decode | Role::Both => {}
             Role::Coordinator => wrong.push("role: a coordinator cannot serve as a node".to_owned()),
         }
         if hello.model.tokenizer_hash != self.text.tokenizer_hash {

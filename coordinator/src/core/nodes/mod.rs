@@ -3,6 +3,7 @@
 //! A booking belongs to a *leg*: one job of one request on one link. Legs end once; whatever arrives for a leg that
 //! has ended is late.
 
+mod ask;
 mod check;
 mod shape;
 
@@ -62,6 +63,8 @@ const BACKOFF_MAX: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 struct Node {
     hello: Hello,
+    /// The role in its certificate.
+    certified: Role,
     report: LoadReport,
     draining: bool,
     legs: BTreeSet<LegId>,
@@ -110,7 +113,7 @@ impl Nodes {
     }
 
     /// Takes in a node that has been checked.
-    pub fn join(&mut self, link: LinkId, hello: Hello) {
+    pub fn join(&mut self, link: LinkId, certified: Role, hello: Hello) {
         let report = LoadReport {
             free_blocks: hello.total_blocks,
             role: hello.role,
@@ -118,6 +121,7 @@ impl Nodes {
         };
         let node = Node {
             hello,
+            certified,
             report,
             draining: false,
             legs: BTreeSet::new(),

@@ -382,6 +382,25 @@ impl Request {
             .extend([Effect::Note(Note::Stranded(cause)), Effect::AwaitDecode]);
     }
 
+    /// The node of `leg` is to be emptied: a request that generates there goes on elsewhere. Others end what they have begun.
+    /// Not counted as a failed attempt.
+    pub fn move_on(&mut self, now: Instant, leg: LegId, ctx: &mut Context<'_>) {
+        match &self.state {
+            State::Decoding { decode, .. } if *decode == leg => {
+                self.migrations = self.migrations.saturating_sub(1);
+                self.strand(now, Cause::Moved, ctx);
+            }
+            State::Queued
+            | State::Reserving { .. }
+            | State::Prefilling { .. }
+            | State::Transferring { .. }
+            | State::Stranded
+            | State::Resuming { .. }
+            | State::Decoding { .. }
+            | State::Finished => {}
+        }
+    }
+
     fn give_up(&mut self, cause: Cause, ctx: &mut Context<'_>) {
         let (kind, message) = cause.to_client();
         self.fail(kind, message, ctx.out);
@@ -439,6 +458,11 @@ impl Cause {
             Self::NodeLost | Self::StreamLost(_) => (
                 ServeErrorKind::NodeLost,
                 "the nodes that served the request were lost, one after the other",
+            ),
+            // A move of this kind is not counted, so it is never the last one.
+            Self::Moved => (
+                ServeErrorKind::Unavailable,
+                "the node that served the request was emptied",
             ),
             Self::Deadline(_) => (
                 ServeErrorKind::Timeout,

@@ -152,6 +152,8 @@ pub struct Early {
 pub enum Cause {
     /// The link to the node is gone.
     NodeLost,
+    /// An operator wants the node empty.
+    Moved,
     /// The job's stream ended without a last event.
     StreamLost(String),
     /// The node reported a failure.
@@ -166,6 +168,7 @@ impl std::fmt::Display for Cause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NodeLost => f.write_str("node lost"),
+            Self::Moved => f.write_str("node is to be emptied"),
             Self::StreamLost(how) => write!(f, "job stream lost: {how}"),
             Self::Failed(error) => write!(f, "job failed ({:?}): {}", error.kind, error.message),
             Self::Deadline(state) => write!(f, "deadline passed while {state}"),

@@ -53,13 +53,14 @@ struct Checked {
 
 async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Result<Checked, ApiError> {
     let body = state.read_body(request, payload).await?;
-    let rules = Rules::new(state, state.draw_seed()?);
+    let caller = state.caller(request, &body)?;
+    let rules = Rules::new(state, state.seed(&caller, 0)?);
     let mut parsed = state.check_body(&body, move |bytes| parse(bytes, &rules)).await?;
     if !state.serves(&parsed.model) {
         return Err(unknown_model(&parsed.model));
     }
     parsed.shared = parsed.shared.complete(state).await?;
-    let (caller, id) = (state.caller(request)?, state.id_of(request)?);
+    let id = state.id_of(request)?;
     let head = Head {
         id: format!("endpoint_common_{id}"),
         object: "text_completion",
@@ -77,7 +78,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
         let body_bytes = if first { body.bytes.len() } else { 0 };
         drafts.push(Draft {
             adapter: adapter.clone(),
-            ..draft(&parsed, &stops, (caller, id), tokens, body_bytes)
+            ..draft(&parsed, &stops, (caller.clone(), id), tokens, body_bytes)
         });
     }
     Ok(Checked {

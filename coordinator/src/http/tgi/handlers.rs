@@ -71,7 +71,8 @@ struct Checked {
 
 async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape: Shape) -> Result<Checked, ApiError> {
     let body = state.read_body(request, payload).await?;
-    let rules = Rules::new(state, state.draw_seed()?);
+    let caller = state.caller(request, &body)?;
+    let rules = Rules::new(state, state.seed(&caller, 0)?);
     let media = Arc::clone(&state.media);
     let parsed = state
         .check_body(&body, move |bytes| parse(bytes, &rules, &media))
@@ -104,7 +105,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape
     }
     let draft = Draft {
         id: state.id_of(request)?,
-        caller: state.caller(request)?,
+        caller,
         prompt_field: "inputs",
         tokens: tokens.into(),
         adapter: parsed.adapter,
@@ -142,14 +143,14 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape
 /// The drafts of all sequences to choose from: the first as it is, the others with seeds of their own.
 fn sequences(first: Draft, best_of: u32, state: &HttpState) -> Result<Vec<Draft>, ApiError> {
     let mut all = vec![first];
-    for _ in 1..best_of {
+    for index in 1..u64::from(best_of) {
         let mut further = Draft {
             id: state.draw_id()?,
             body_bytes: 0,
             prompt_logprobs: None,
             ..all[0].clone()
         };
-        further.sampling.seed = state.draw_seed()?;
+        further.sampling.seed = state.seed(&further.caller, index)?;
         all.push(further);
     }
     Ok(all)

@@ -289,7 +289,7 @@ impl Simulation {
                     | Note::Ignored(_) => {}
                 },
                 Action::Late { .. } => self.tally.late += 1,
-                Action::Welcome { .. } => {}
+                Action::Welcome { .. } | Action::Tell { .. } => {}
             }
         }
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use protocol::control::{HandoffStats, Job, JobError, JobErrorKind, JobEvent, LoadReport, PromptComputed, StepTiming};
 use protocol::ids::{RequestId, Role, Ticket};
 
-use crate::core::cluster::{Action, Cluster, ClusterSettings, Fact};
+use crate::core::cluster::{Action, Cluster, ClusterSettings, Fact, Order, OrderError};
 use crate::core::fixtures::{ByteText, hello, request, sampled, settings};
 use crate::core::nodes::{LegId, LinkId, PeerName};
 use crate::core::stop::StopMatcher;
@@ -249,6 +249,13 @@ impl Bench {
         admitted
     }
 
+    pub(super) fn order(&mut self, node: &str, order: Order) -> Result<Vec<Action>, OrderError> {
+        let mut actions = Vec::new();
+        let given = self.cluster.order(self.now, node, order, &mut actions);
+        self.collect(&actions);
+        given.map(|()| actions)
+    }
+
     pub(super) fn fact(&mut self, fact: Fact) -> Vec<Action> {
         let mut actions = Vec::new();
         self.cluster.on_fact(self.now, fact, &mut actions);
@@ -290,6 +297,7 @@ impl Bench {
                     assert!(self.open.contains_key(leg), "an update of a job that is over")
                 }
                 Action::Welcome { .. }
+                | Action::Tell { .. }
                 | Action::Refuse { .. }
                 | Action::Close { .. }
                 | Action::Note { .. }

@@ -3,6 +3,7 @@
 mod bench;
 mod choices;
 mod joining;
+mod orders;
 mod states;
 mod turns;
 

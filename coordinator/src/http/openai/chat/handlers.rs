@@ -51,7 +51,8 @@ struct Checked {
 
 async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Result<Checked, ApiError> {
     let body = state.read_body(request, payload).await?;
-    let rules = Rules::new(state, state.draw_seed()?);
+    let caller = state.caller(request, &body)?;
+    let rules = Rules::new(state, state.seed(&caller, 0)?);
     let (facts, media) = (state.template_facts(), Arc::clone(&state.media));
     let parsed = state
         .check_body(&body, move |bytes| parse(bytes, &rules, facts, &media))
@@ -59,7 +60,7 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState) -> Re
     if !state.serves(&parsed.model) {
         return Err(unknown_model(&parsed.model));
     }
-    let (caller, id) = (state.caller(request)?, state.id_of(request)?);
+    let id = state.id_of(request)?;
     let head = Head {
         id: format!("chatcmpl-{id}"),
         object: if parsed.stream.is_some() {

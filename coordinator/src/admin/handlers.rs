@@ -1,0 +1,123 @@
+//! The admin plane's requests.
+
+use actix_web::web::{Bytes, Data, Json, Path};
+use actix_web::{HttpRequest, HttpResponse};
+use protocol::ids::Role;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::AdminState;
+use super::answers::{NodeAnswer, Problem};
+use crate::core::cluster::Order;
+use crate::core::types::ClusterStatus;
+
+/// `GET /nodes`.
+pub async fn nodes(request: HttpRequest, state: Data<AdminState>) -> Result<Json<Value>, Problem> {
+    state.admit(&request)?;
+    let status = state.handle.status();
+    let nodes: Vec<NodeAnswer<'_>> = status.nodes.iter().map(NodeAnswer::from).collect();
+    Ok(Json(json!({
+        "nodes": nodes,
+        "queued": status.queued,
+        "queued_bytes": status.queued_bytes,
+        "running": status.running,
+        "draining": status.draining,
+        "ready": status.is_ready(),
+    })))
+}
+
+/// `GET /nodes/{node}`.
+pub async fn node(request: HttpRequest, state: Data<AdminState>, name: Path<String>) -> Result<Json<Value>, Problem> {
+    state.admit(&request)?;
+    Ok(Json(shown(&state.handle.status(), &name)?))
+}
+
+/// `POST /nodes/{node}/drain`.
+pub async fn drain(
+    request: HttpRequest,
+    state: Data<AdminState>,
+    name: Path<String>,
+    body: Bytes,
+) -> Result<HttpResponse, Problem> {
+    state.admit(&request)?;
+    let DrainBody { move_running } = parse(&body, r#"{"move": true}, {"move": false} or nothing"#)?;
+    order(&state, &name, Order::Drain { move_running }).await
+}
+
+/// `POST /nodes/{node}/undrain`.
+pub async fn undrain(
+    request: HttpRequest,
+    state: Data<AdminState>,
+    name: Path<String>,
+) -> Result<HttpResponse, Problem> {
+    state.admit(&request)?;
+    order(&state, &name, Order::Undrain).await
+}
+
+/// `POST /nodes/{node}/role`.
+pub async fn role(
+    request: HttpRequest,
+    state: Data<AdminState>,
+    name: Path<String>,
+    body: Bytes,
+) -> Result<HttpResponse, Problem> {
+    state.admit(&request)?;
+    let right = r#"{"role": "prefill"}, {"role": "decode"} or {"role": "both"}"#;
+    let RoleBody { role } = parse(&body, right)?;
+    let role = [Role::Prefill, Role::Decode, Role::Both]
+        .into_iter()
+        .find(|of| of.as_str() == role);
+    let role = role.ok_or_else(|| Problem::Invalid(format!("`role` names no role of a node; right is {right}")))?;
+    order(&state, &name, Order::SetRole(role)).await
+}
+
+/// Any other path.
+pub async fn unknown_path(request: HttpRequest, state: Data<AdminState>) -> Result<HttpResponse, Problem> {
+    state.admit(&request)?;
+    Err(Problem::NotFound(format!(
+        "{} {} is not an admin path",
+        request.method(),
+        request.path()
+    )))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct DrainBody {
+    #[serde(rename = "move")]
+    move_running: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RoleBody {
+    role: String,
+}
+
+/// The body; one that is empty has only defaults.
+fn parse<T: DeserializeOwned + Default>(body: &[u8], right: &str) -> Result<T, Problem> {
+    if body.is_empty() {
+        return Ok(T::default());
+    }
+    serde_json::from_slice(body)
+        .map_err(|error| Problem::Invalid(format!("the body is wrong: {error}; right is {right}")))
+}
+
+/// Gives an order; the answer shows the node as it was when the order left.
+async fn order(state: &AdminState, name: &str, order: Order) -> Result<HttpResponse, Problem> {
+    state.handle.order(name.to_owned(), order).await??;
+    Ok(HttpResponse::Accepted().json(shown(&state.handle.status(), name)?))
+}
+
+fn shown(status: &ClusterStatus, name: &str) -> Result<Value, Problem> {
+    let node = status.nodes.iter().find(|node| node.node == name);
+    let node = node.ok_or_else(|| Problem::NotFound(format!("no node named {name:?} is connected")))?;
+    serde_json::to_value(NodeAnswer::from(node)).map_err(|error| Problem::Unavailable(error.to_string()))
+}
+
+impl From<crate::core::types::ServeError> for Problem {
+    fn from(error: crate::core::types::ServeError) -> Self {
+        Self::Unavailable(error.message)
+    }
+}

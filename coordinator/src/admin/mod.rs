@@ -1,0 +1,96 @@
+//! The admin plane: an HTTP listener of its own, with a token of its own, for operators.
+//!
+//! | path | what |
+//! |---|---|
+//! | `GET /nodes`, `GET /nodes/{node}` | the connected nodes: role, blocks, jobs |
+//! | `POST /nodes/{node}/drain` | the node gets nothing new and finishes what runs; `{"move": true}` moves what generates elsewhere at once |
+//! | `POST /nodes/{node}/undrain` | it takes jobs again |
+//! | `POST /nodes/{node}/role` | `{"role": "prefill" \| "decode" \| "both"}`: what it serves from now on |
+//!
+//! Orders go to the node, which is the truth about itself: all its coordinators learn of them from its next report.
+//! Errors are `{"error": "..."}` with 400, 401, 404, 409 or 503.
+
+pub mod answers;
+pub mod handlers;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+use actix_web::dev::Server;
+use actix_web::web::{Data, JsonConfig};
+use actix_web::{App, HttpRequest, HttpServer, web};
+use config::{AdminConfig, Secret};
+
+use self::answers::Problem;
+use crate::handle::CoordinatorHandle;
+use crate::http::keys;
+
+/// Longest body, in bytes.
+const MAX_BODY: usize = 65_536;
+/// Longest wait for a request's head.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the handlers share.
+pub struct AdminState {
+    handle: CoordinatorHandle,
+    tokens: Vec<Secret>,
+}
+
+impl AdminState {
+    /// An error unless `request` has a token.
+    fn admit(&self, request: &HttpRequest) -> Result<(), Problem> {
+        match keys::bearer(request.headers()).and_then(|given| keys::find(&self.tokens, given)) {
+            Some(_) => Ok(()),
+            None => Err(Problem::Unauthorised),
+        }
+    }
+}
+
+/// A server that has its port.
+pub struct AdminFront {
+    /// Runs until it is stopped; must be awaited or spawned.
+    pub server: Server,
+    /// Where it listens.
+    pub address: SocketAddr,
+}
+
+/// Binds the configured address; `None` if there is none. Must be called within a tokio runtime.
+///
+/// # Errors
+/// The address cannot be bound.
+pub fn bind(config: &AdminConfig, handle: CoordinatorHandle) -> io::Result<Option<AdminFront>> {
+    if config.listen.is_empty() {
+        return Ok(None);
+    }
+    let listener = TcpListener::bind(&config.listen)?;
+    let address = listener.local_addr()?;
+    let state = Data::new(AdminState {
+        handle,
+        tokens: config.tokens.clone(),
+    });
+    let server = HttpServer::new(move || {
+        App::new()
+            .app_data(state.clone())
+            .app_data(JsonConfig::default().limit(MAX_BODY))
+            .configure(routes)
+            .default_service(web::to(handlers::unknown_path))
+    })
+    .workers(1)
+    .max_connections(64)
+    .client_request_timeout(HEAD_TIMEOUT)
+    .shutdown_timeout(1)
+    .disable_signals()
+    .listen(listener)?
+    .run();
+    Ok(Some(AdminFront { server, address }))
+}
+
+fn routes(service: &mut web::ServiceConfig) {
+    service
+        .route("/nodes", web::get().to(handlers::nodes))
+        .route("/nodes/{node}", web::get().to(handlers::node))
+        .route("/nodes/{node}/drain", web::post().to(handlers::drain))
+        .route("/nodes/{node}/undrain", web::post().to(handlers::undrain))
+        .route("/nodes/{node}/role", web::post().to(handlers::role));
+}

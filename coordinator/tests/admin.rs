@@ -1,0 +1,122 @@
+//! The admin plane over real HTTP, with nodes over real QUIC that do nothing by themselves.
+
+mod fake_node;
+mod http_support;
+
+use std::net::SocketAddr;
+
+use config::{AdminConfig, Secret};
+use coordinator::admin;
+use fake_node::{Coordinator, request};
+use http_support::client::{Response, exchange};
+use protocol::control::{CoordinatorMessage, LoadReport};
+use serde_json::json;
+
+const TOKEN: &str = "operators-only-0123456789";
+
+async fn ask(address: SocketAddr, method: &str, path: &str, token: &str, body: &str) -> Response {
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\nauthorization: Bearer {token}\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let asked = tokio::task::spawn_blocking(move || exchange(address, request.as_bytes()));
+    asked.await.expect("an answer")
+}
+
+fn open(coordinator: &Coordinator) -> SocketAddr {
+    let config = AdminConfig {
+        listen: "127.0.0.1:0".to_owned(),
+        tokens: vec![Secret::new("another-token-0123456789"), Secret::new(TOKEN)],
+    };
+    let front = admin::bind(&config, coordinator.handle.clone())
+        .expect("a port")
+        .expect("configured");
+    tokio::spawn(front.server);
+    front.address
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_see_nodes_and_give_them_orders() {
+    let (coordinator, _prefill, mut decode) = Coordinator::with_nodes().await;
+    let address = open(&coordinator);
+    let shown = ask(address, "GET", "/nodes", TOKEN, "").await;
+    assert_eq!(shown.status, 200, "{}", shown.text());
+    let names: Vec<_> = shown.json()["nodes"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|n| n["node"].clone())
+        .collect();
+    assert_eq!(names, [json!("p0"), json!("d0")]);
+    assert_eq!(shown.json()["ready"], true);
+
+    let drained = ask(address, "POST", "/nodes/d0/drain", TOKEN, "").await;
+    assert_eq!(
+        (drained.status, &drained.json()["draining"]),
+        (202, &json!(true)),
+        "{}",
+        drained.text()
+    );
+    assert_eq!(decode.order().await, CoordinatorMessage::Drain { on: true });
+    assert_eq!(ask(address, "GET", "/nodes", TOKEN, "").await.json()["ready"], false);
+    let one = ask(address, "GET", "/nodes/d0", TOKEN, "").await;
+    assert_eq!(
+        (&one.json()["node"], &one.json()["role"]),
+        (&json!("d0"), &json!("decode"))
+    );
+
+    let back = ask(address, "POST", "/nodes/d0/undrain", TOKEN, "").await;
+    assert_eq!(back.status, 202);
+    assert_eq!(decode.order().await, CoordinatorMessage::Drain { on: false });
+    decode
+        .report(LoadReport {
+            sequence: 1,
+            free_blocks: 64,
+            ..LoadReport::default()
+        })
+        .await;
+    coordinator.until(|status| status.is_ready()).await;
+    let _stream = coordinator.submit(request(1, 3)).await;
+    let (_job, _side) = decode.decode().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_done_is_said_and_strangers_stay_out() {
+    let (coordinator, _prefill, _decode) = Coordinator::with_nodes().await;
+    let address = open(&coordinator);
+    for token in ["", "wrong-token-0123456789012", &TOKEN[..20]] {
+        for (method, path) in [("GET", "/nodes"), ("POST", "/nodes/d0/drain"), ("GET", "/nothing")] {
+            let refused = ask(address, method, path, token, "").await;
+            assert_eq!(refused.status, 401, "{method} {path}");
+            assert!(
+                refused.json()["error"]
+                    .as_str()
+                    .is_some_and(|text| text.contains("token"))
+            );
+        }
+    }
+    for (method, path, body, status, says) in [
+        ("GET", "/nodes/d7", "", 404, "d7"),
+        ("POST", "/nodes/d7/drain", "", 404, "d7"),
+        ("GET", "/nothing", "", 404, "/nothing"),
+        ("POST", "/nodes/d0/drain", r#"{"mvoe": true}"#, 400, "mvoe"),
+        ("POST", "/nodes/d0/drain", r#"{"move": 1}"#, 400, "move"),
+        ("POST", "/nodes/d0/role", r#"{"role": "boss"}"#, 400, "prefill"),
+        ("POST", "/nodes/d0/role", "", 400, "prefill"),
+        ("POST", "/nodes/d0/role", "[", 400, "role"),
+        ("POST", "/nodes/d0/role", r#"{"role": "prefill"}"#, 409, "certificate"),
+    ] {
+        let answer = ask(address, method, path, TOKEN, body).await;
+        assert_eq!(answer.status, status, "{method} {path} {body}: {}", answer.text());
+        let error = answer.json()["error"].as_str().expect("a message").to_owned();
+        assert!(error.contains(says), "{method} {path} {body}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn without_an_address_there_is_no_admin_plane() {
+    let coordinator = Coordinator::start().await;
+    let none = admin::bind(&AdminConfig::default(), coordinator.handle.clone());
+    assert!(none.expect("nothing to bind").is_none());
+}
