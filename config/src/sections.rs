@@ -1,7 +1,7 @@
 //! The sections and their fields. Each field: one default, one line with its unit, its legal values.
 
 use crate::field::{Kind, Text, int, millis, section};
-use crate::types::{BestOf, Compute, KvDtypeConfig, LogFormat, LogprobsConfig, Secret};
+use crate::types::{BestOf, Compute, KvDtypeConfig, LogFormat, LogprobsConfig, NodeRoleConfig, Secret};
 
 section! {
     /// Who belongs to the cluster, and the links between its processes.
@@ -213,6 +213,9 @@ section! {
     NodeConfig = "node" {
         /// The node's name, unique in the cluster; the one in its certificate.
         id: String = String::new(), Kind::Text(Text::NodeName);
+        /// What the program `node` serves at first; operators may switch it. The programs prefill-node and decode-node are what
+        /// their names say.
+        role: NodeRoleConfig = NodeRoleConfig::Both, Kind::Choice(&["prefill", "decode", "both"]);
         /// UDP address to bind.
         listen: String = "127.0.0.1:0".to_owned(), Kind::Text(Text::BindAddress);
         /// host:port under which others reach this node; empty takes the bound address.

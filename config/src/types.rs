@@ -44,6 +44,19 @@ pub enum BestOf {
     Openai,
 }
 
+/// What a node of switchable role serves at first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeRoleConfig {
+    /// Prompts and first tokens.
+    Prefill,
+    /// The generation loop.
+    Decode,
+    /// Both.
+    #[default]
+    Both,
+}
+
 /// The CPU cores of a list in the notation of `taskset`: numbers and ranges with commas between them, for example
 /// `0,2-3`. `None` if it is not one, names a core twice, or names one above 1023. Empty: no core.
 pub fn cores(list: &str) -> Option<Vec<usize>> {

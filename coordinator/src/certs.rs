@@ -30,7 +30,7 @@ pub struct IssueArgs {
     /// Where the authority is, and where the certificate and its key are written.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// What the process does: coordinator, prefill or decode.
+    /// What the process does: coordinator, prefill, decode, or both (a node that may be either).
     #[arg(long, value_parser = role)]
     role: Role,
     /// Its name, unique in the cluster.
@@ -61,5 +61,5 @@ impl CertsCommand {
 }
 
 fn role(word: &str) -> Result<Role, String> {
-    parse_role(word).ok_or_else(|| "must be coordinator, prefill or decode".to_owned())
+    parse_role(word).ok_or_else(|| "must be coordinator, prefill, decode or both".to_owned())
 }

@@ -140,7 +140,7 @@ impl RequestMetrics {
     pub fn observe(&self, status: &ClusterStatus) {
         set(&self.waiting, status.queued);
         set(&self.running, status.running);
-        let of_role = |role: protocol::ids::Role| status.nodes.iter().filter(move |node| node.role == role);
+        let of_role = |role: protocol::ids::Role| status.nodes.iter().filter(move |node| node.role.may_act_as(role));
         let decode = protocol::ids::Role::Decode;
         self.batch_size
             .set(of_role(decode).map(|node| f64::from(node.running)).sum::<f64>());

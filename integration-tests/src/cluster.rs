@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use runtime::clock::Clock;
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::files::binary;
@@ -24,6 +25,10 @@ pub struct ClusterSpec {
     pub prefill: usize,
     /// Number of decode nodes.
     pub decode: usize,
+    /// Number of nodes whose role can be switched; they begin as both.
+    pub both: usize,
+    /// Number of coordinators.
+    pub coordinators: usize,
     /// Settings of all processes: `section.field=value`.
     pub settings: Vec<String>,
     /// How long the cluster may take until it is ready.
@@ -37,6 +42,8 @@ impl ClusterSpec {
             model: model.into(),
             prefill: 1,
             decode: 1,
+            both: 0,
+            coordinators: 1,
             settings: Vec::new(),
             ready_within: Duration::from_secs(60),
         }
@@ -59,13 +66,24 @@ pub struct Process {
     log: PathBuf,
 }
 
+/// Ports of a coordinator.
+#[derive(Clone, Copy, Debug)]
+struct Door {
+    http: u16,
+    control: u16,
+    admin: u16,
+}
+
+/// What operators of the tests' clusters send.
+pub const ADMIN_TOKEN: &str = "operators-of-a-test-0123456789";
+
 /// A running cluster.
 #[derive(Debug)]
 pub struct Cluster {
     spec: ClusterSpec,
     dir: TempDir,
-    http_port: u16,
-    control_port: u16,
+    /// One for each coordinator.
+    doors: Vec<Door>,
     processes: Vec<Process>,
 }
 
@@ -167,12 +185,18 @@ impl Cluster {
     /// Starts all processes and waits until `/health` says that the cluster can serve.
     pub async fn start(spec: ClusterSpec) -> Result<Self> {
         let mut cluster = Self::without_nodes(spec)?;
-        cluster.start_coordinator()?;
-        for i in 0..cluster.spec.prefill {
-            cluster.start_node("prefill", i)?;
+        for i in 0..cluster.spec.coordinators {
+            cluster.start_process(&coordinator_name(i), "coordinator", &[])?;
         }
-        for i in 0..cluster.spec.decode {
-            cluster.start_node("decode", i)?;
+        let counts = [
+            ("prefill", cluster.spec.prefill),
+            ("decode", cluster.spec.decode),
+            ("both", cluster.spec.both),
+        ];
+        for (role, count) in counts {
+            for i in 0..count {
+                cluster.start_node(role, i)?;
+            }
         }
         cluster.ready().await?;
         Ok(cluster)
@@ -185,34 +209,28 @@ impl Cluster {
         let certs = certs.to_str().context("temporary directory is not UTF-8")?;
         let coordinator = binary("coordinator")?;
         run(&coordinator, &["certs", "init", "--dir", certs])?;
-        run(
-            &coordinator,
-            &[
-                "certs",
-                "issue",
-                "--dir",
-                certs,
-                "--role",
-                "coordinator",
-                "--node",
-                "coordinator",
-            ],
-        )?;
-        for (role, count) in [("prefill", spec.prefill), ("decode", spec.decode)] {
+        let issue = |role: &str, node: &str| {
+            let arguments = ["certs", "issue", "--dir", certs, "--role", role, "--node", node];
+            run(&coordinator, &arguments).map(drop)
+        };
+        let mut doors = Vec::new();
+        for i in 0..spec.coordinators {
+            issue("coordinator", &coordinator_name(i))?;
+            doors.push(Door {
+                http: ports::free_tcp()?,
+                control: ports::free_udp()?,
+                admin: ports::free_tcp()?,
+            });
+        }
+        for (role, count) in [("prefill", spec.prefill), ("decode", spec.decode), ("both", spec.both)] {
             for i in 0..count {
-                let node = format!("{role}-{i}");
-                run(
-                    &coordinator,
-                    &["certs", "issue", "--dir", certs, "--role", role, "--node", &node],
-                )?;
+                issue(role, &format!("{role}-{i}"))?;
             }
         }
-        let (http_port, control_port) = (ports::free_tcp()?, ports::free_udp()?);
         Ok(Self {
             spec,
             dir,
-            http_port,
-            control_port,
+            doors,
             processes: Vec::new(),
         })
     }
@@ -222,37 +240,61 @@ impl Cluster {
         self.dir.path()
     }
 
-    /// `http://host:port` of the coordinator.
+    /// `http://host:port` of the first coordinator.
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.http_port)
+        self.url_of(0)
     }
 
-    /// TCP port of the coordinator's HTTP server.
+    /// `http://host:port` of a coordinator.
+    pub fn url_of(&self, coordinator: usize) -> String {
+        format!("http://127.0.0.1:{}", self.doors[coordinator].http)
+    }
+
+    /// TCP port of the first coordinator's HTTP server.
     pub fn http_port(&self) -> u16 {
-        self.http_port
+        self.doors[0].http
     }
 
-    /// UDP port of the coordinator's control plane.
+    /// UDP port of the first coordinator's control plane.
     pub fn control_port(&self) -> u16 {
-        self.control_port
+        self.doors[0].control
+    }
+
+    /// Asks the admin plane of a coordinator; status and answer.
+    pub async fn admin(&self, coordinator: usize, method: &str, path: &str, body: &str) -> Result<(u16, Value)> {
+        let url = format!("http://127.0.0.1:{}{path}", self.doors[coordinator].admin);
+        let client = reqwest::Client::new();
+        let request = client
+            .request(method.parse()?, url)
+            .bearer_auth(ADMIN_TOKEN)
+            .body(body.to_owned());
+        let answer = request.send().await?;
+        Ok((answer.status().as_u16(), answer.json().await?))
     }
 
     /// Arguments of a process of this cluster.
     pub fn arguments(&self, name: &str) -> Vec<String> {
         let certs = self.dir.path().join("certs");
+        let coordinators = self.doors.iter().map(|door| format!("\"127.0.0.1:{}\"", door.control));
+        let coordinators: Vec<_> = coordinators.collect();
         let mut settings = vec![
             format!("cluster.ca_cert_path={}", certs.join("ca.pem").display()),
             format!("cluster.cert_path={}", certs.join(format!("{name}.pem")).display()),
             format!("cluster.key_path={}", certs.join(format!("{name}.key")).display()),
             format!("model.path={}", self.spec.model.display()),
-            format!("coordinator.http_port={}", self.http_port),
-            format!("coordinator.listen=127.0.0.1:{}", self.control_port),
-            format!("node.coordinators=[\"127.0.0.1:{}\"]", self.control_port),
+            format!("node.coordinators=[{}]", coordinators.join(",")),
             "transfer.datagram_bytes=65000".to_owned(),
             "transfer.gso=false".to_owned(),
         ];
-        if name != "coordinator" {
-            settings.push(format!("node.id={name}"));
+        match (0..self.doors.len()).find(|i| coordinator_name(*i) == name) {
+            Some(i) => {
+                let door = self.doors[i];
+                settings.push(format!("coordinator.http_port={}", door.http));
+                settings.push(format!("coordinator.listen=127.0.0.1:{}", door.control));
+                settings.push(format!("admin.listen=127.0.0.1:{}", door.admin));
+                settings.push(format!("admin.tokens=[\"{ADMIN_TOKEN}\"]"));
+            }
+            None => settings.push(format!("node.id={name}")),
         }
         settings.extend(self.spec.settings.iter().cloned());
         settings
@@ -266,9 +308,13 @@ impl Cluster {
         self.start_process("coordinator", "coordinator", &[])
     }
 
-    /// Starts node `i` of a role (`prefill` or `decode`), for the first time or again.
+    /// Starts node `i` of a role (`prefill`, `decode` or `both`), for the first time or again.
     pub fn start_node(&mut self, role: &str, i: usize) -> Result<()> {
-        self.start_process(&format!("{role}-{i}"), &format!("{role}-node"), &[])
+        let program = match role {
+            "both" => "node".to_owned(),
+            fixed => format!("{fixed}-node"),
+        };
+        self.start_process(&format!("{role}-{i}"), &program, &[])
     }
 
     /// Starts a process of this cluster with further settings.
@@ -315,17 +361,23 @@ impl Cluster {
     pub async fn ready(&mut self) -> Result<()> {
         let deadline = Clock.now() + self.spec.ready_within;
         let client = reqwest::Client::new();
-        let health = format!("{}/health", self.url());
+        let mut waiting: Vec<_> = (0..self.doors.len())
+            .map(|i| format!("{}/health", self.url_of(i)))
+            .collect();
         loop {
             for process in &mut self.processes {
                 if let Some(status) = process.child.try_wait()? {
                     bail!("{} ended with {status}:\n{}", process.name, process.log());
                 }
             }
-            if let Ok(answer) = client.get(&health).send().await
+            let Some(health) = waiting.last() else {
+                return Ok(());
+            };
+            if let Ok(answer) = client.get(health).send().await
                 && answer.status() == 200
             {
-                return Ok(());
+                waiting.pop();
+                continue;
             }
             if Clock.now() >= deadline {
                 bail!("not ready within {:?}:\n{}", self.spec.ready_within, self.logs());
@@ -349,6 +401,14 @@ impl Cluster {
             .error_for_status()?
             .text()
             .await?)
+    }
+}
+
+/// Name of a coordinator's process.
+fn coordinator_name(i: usize) -> String {
+    match i {
+        0 => "coordinator".to_owned(),
+        more => format!("coordinator-{more}"),
     }
 }
 

@@ -49,6 +49,20 @@ const ARROWS: &[(&str, &[&str])] = &[
             "node-shell",
         ],
     ),
+    (
+        "node",
+        &[
+            "protocol",
+            "config",
+            "runtime",
+            "engine",
+            "model",
+            "kv-transfer",
+            "node-shell",
+            "prefill-node",
+            "decode-node",
+        ],
+    ),
 ];
 /// May depend on everything; nobody depends on it.
 const TOP: &str = "integration-tests";

@@ -111,7 +111,11 @@ impl<R: NodeRole> Member<R> {
             let (send, recv) = link.connection.open_bi().await.map_err(FramingError::from)?;
             let mut writer = MessageWriter::new(send, MAX_CONTROL_BYTES);
             let mut reader = MessageReader::new(recv, MAX_CONTROL_BYTES);
-            writer.write(&NodeMessage::Hello(self.hello.clone())).await?;
+            let hello = Hello {
+                role: self.duties.now().role,
+                ..self.hello.clone()
+            };
+            writer.write(&NodeMessage::Hello(hello)).await?;
             match reader.next().await? {
                 Some(CoordinatorMessage::Welcome) => Ok((writer, reader)),
                 Some(CoordinatorMessage::Refused { reason }) => Err(SessionEnd::Refused(reason)),

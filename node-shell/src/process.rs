@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use config::{Config, ConfigError};
+use config::{Config, ConfigError, NodeRoleConfig};
 use engine::engine::Engine;
 use engine::limits::{EngineLimits, LimitsError};
 use engine::runner::Runner;
@@ -111,6 +111,7 @@ pub struct NodeModel {
 }
 
 /// What a role builds itself from.
+#[derive(Clone)]
 pub struct NodeContext {
     /// The whole configuration.
     pub config: Config,
@@ -256,7 +257,7 @@ impl<R: NodeRole> Node<R> {
             jobs: TaskTracker::new(),
             slots: Arc::new(Semaphore::new(config.node.max_jobs)),
             shutdown: shutdown.clone(),
-            duties: Arc::new(Duties::new(role, role)),
+            duties: Arc::new(Duties::new(first_duty(&config, role), role)),
             welcome_timeout: Duration::from_millis(config.cluster.connect_timeout_ms),
             settings: config.node.clone(),
             sessions: AtomicU64::new(0),
@@ -314,6 +315,15 @@ impl<R: NodeRole> Node<R> {
     }
 }
 
+/// What a node whose program can serve `able` serves at first.
+fn first_duty(config: &Config, able: Role) -> Role {
+    match (able, config.node.role) {
+        (Role::Both, NodeRoleConfig::Prefill) => Role::Prefill,
+        (Role::Both, NodeRoleConfig::Decode) => Role::Decode,
+        (Role::Both, NodeRoleConfig::Both) | (Role::Prefill | Role::Decode | Role::Coordinator, _) => able,
+    }
+}
+
 async fn accept_kv<R: NodeRole>(endpoint: Arc<QuicEndpoint>, role: Arc<R>) {
     while let Some(link) = endpoint.accept().await {
         let role = Arc::clone(&role);
@@ -349,7 +359,7 @@ fn engine_limits(config: &Config, pool: &KvPool, max_seq_len: usize) -> EngineLi
 fn own_name(config: &Config, role: Role, identity: &Identity) -> Result<NodeId, NodeError> {
     let found = identity.peer();
     let named = config.node.id.is_empty() || config.node.id == found.node.0;
-    if found.role == role && named {
+    if found.role.may_act_as(role) && named {
         return Ok(found.node.clone());
     }
     let name = if config.node.id.is_empty() {

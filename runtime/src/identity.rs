@@ -157,7 +157,7 @@ impl Peer {
 
 /// The role that a word of [`Role::as_str`] names.
 pub fn parse_role(word: &str) -> Option<Role> {
-    [Role::Coordinator, Role::Prefill, Role::Decode]
+    [Role::Coordinator, Role::Prefill, Role::Decode, Role::Both]
         .into_iter()
         .find(|role| role.as_str() == word)
 }

@@ -241,7 +241,11 @@ impl ClusterStatus {
     /// True if a request sent now would be worked on: a prefill and a decode node are there and take jobs.
     pub fn is_ready(&self) -> bool {
         use protocol::ids::Role;
-        let serves = |role: Role| self.nodes.iter().any(|node| node.role == role && !node.draining);
+        let serves = |role: Role| {
+            self.nodes
+                .iter()
+                .any(|node| node.role.may_act_as(role) && !node.draining)
+        };
         !self.draining && serves(Role::Prefill) && serves(Role::Decode)
     }
 }

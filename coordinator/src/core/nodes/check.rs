@@ -37,7 +37,7 @@ impl Nodes {
                 hello.protocol_version
             ));
         }
-        if (hello.role, &hello.node) != (peer.role, &peer.node) {
+        if !peer.role.may_act_as(hello.role) || hello.node != peer.node {
             wrong.push(format!(
                 "name: certificate says {} {}, node says {} {}",
                 peer.role, peer.node, hello.role, hello.node
@@ -80,7 +80,7 @@ impl Nodes {
         if hello.address.is_empty() {
             wrong.push("address: is empty, must be the host:port of the node's KV plane".to_owned());
         }
-        wrong.extend(self.namesake(hello));
+        wrong.extend(self.namesake(peer, hello));
         // The node that is being replaced by this one does not define what the cluster is.
         let other = self.nodes.values().find(|other| other.hello.node != hello.node);
         if let Some(other) = other {
@@ -96,10 +96,10 @@ impl Nodes {
     /// Names are unique among all nodes: KV targets, certificates and metrics use them. A node that starts again replaces
     /// what is left of its former life; of two that run side by side the newer one stays, or they would replace each
     /// other for ever.
-    fn namesake(&self, hello: &Hello) -> Option<String> {
+    fn namesake(&self, peer: &PeerName, hello: &Hello) -> Option<String> {
         let namesake = self.nodes.values().find(|other| other.hello.node == hello.node)?;
-        let (node, role) = (&hello.node, namesake.hello.role);
-        if role != hello.role {
+        let (node, role) = (&hello.node, namesake.certified);
+        if role != peer.role {
             return Some(format!("name: {node} is the name of a connected {role} node"));
         }
         (namesake.hello.boot > hello.boot)

@@ -65,6 +65,8 @@ struct Node {
     hello: Hello,
     /// The role in its certificate.
     certified: Role,
+    /// What it serves now, by its own word and within its certificate.
+    role: Role,
     report: LoadReport,
     draining: bool,
     legs: BTreeSet<LegId>,
@@ -120,6 +122,7 @@ impl Nodes {
             ..LoadReport::default()
         };
         let node = Node {
+            role: hello.role,
             hello,
             certified,
             report,
@@ -147,6 +150,9 @@ impl Nodes {
             }
             node.report = report;
             node.draining = report.draining;
+            if node.certified.may_act_as(report.role) {
+                node.role = report.role;
+            }
             node.unreported_blocks = 0;
         }
         true
@@ -186,7 +192,10 @@ impl Nodes {
         let Some(node) = self.nodes.remove(&link) else {
             return Vec::new();
         };
-        self.last_seen.insert(node.hello.role, now);
+        let served = [Role::Prefill, Role::Decode]
+            .into_iter()
+            .filter(|role| node.serves(*role));
+        self.last_seen.extend(served.map(|role| (role, now)));
         node.legs.into_iter().collect()
     }
 
@@ -220,7 +229,7 @@ impl Nodes {
     fn open<'a>(&'a self, now: Instant, role: Role, shape: &'a Shape) -> impl Iterator<Item = (LinkId, &'a Node)> {
         let nodes = self.nodes.iter().map(|(link, node)| (*link, node));
         nodes.filter(move |(_, node)| {
-            node.hello.role == role
+            node.serves(role)
                 && !node.draining
                 && node.busy_until.is_none_or(|until| until <= now)
                 && node.sequences + shape.held.sequences() <= node.hello.max_num_seqs as usize
@@ -230,7 +239,7 @@ impl Nodes {
 
     /// Says what is too much if none of the nodes of `role` can ever hold `shape`, and there are some.
     pub fn too_large(&self, role: Role, shape: &Shape) -> Option<String> {
-        let mut of_role = self.nodes.values().filter(|node| node.hello.role == role).peekable();
+        let mut of_role = self.nodes.values().filter(|node| node.serves(role)).peekable();
         of_role.peek()?;
         let (mut tokens, mut slots) = (0, 0);
         for node in of_role {
@@ -259,7 +268,7 @@ impl Nodes {
 
     /// True if a node of `role` is connected.
     pub fn is_present(&self, role: Role) -> bool {
-        self.nodes.values().any(|node| node.hello.role == role)
+        self.nodes.values().any(|node| node.serves(role))
     }
 
     /// When the last node of `role` that was lost was lost.
@@ -423,6 +432,11 @@ impl Node {
         (&self.hello.model, &self.hello.layout)
     }
 
+    /// True if it takes jobs for `role`.
+    fn serves(&self, role: Role) -> bool {
+        self.role.may_act_as(role)
+    }
+
     /// Blocks that are free by the node's word and by our books, whichever is less.
     fn free_blocks(&self) -> i64 {
         let by_books = i64::from(self.hello.total_blocks) - i64::from(self.booked_blocks);
@@ -443,7 +457,7 @@ impl Node {
     fn status(&self) -> NodeStatus {
         NodeStatus {
             node: self.hello.node.0.clone(),
-            role: self.hello.role,
+            role: self.role,
             draining: self.draining,
             total_blocks: self.hello.total_blocks,
             free_blocks: self.report.free_blocks,

@@ -35,7 +35,7 @@ fn describe(state: &HttpState) -> Value {
     let status = state.backend.status();
     // All nodes serve the same weights; without a node nobody has read them.
     let sha = status.nodes.first().map(|node| format!("{:032x}", node.weights_hash));
-    let decoding = status.nodes.iter().filter(|node| node.role == Role::Decode);
+    let decoding = status.nodes.iter().filter(|node| node.role.may_act_as(Role::Decode));
     let pool_tokens: u64 = decoding.map(|node| node.pool_tokens).sum();
     json!({
         "model_id": model.name,
