@@ -1,6 +1,7 @@
 //! Measures Baton on this machine (scripts/bench builds and runs it).
 #![allow(clippy::print_stdout, reason = "a measuring program prints its figures")]
 
+mod coordinator;
 mod engine;
 mod gaps;
 mod interfere;
@@ -30,6 +31,8 @@ struct Args {
 enum What {
     /// Prefill and decode speed of the engine, beside what the machine can do.
     Engine(engine::Args),
+    /// What the coordinator costs by itself: requests a second, CPU, latency, memory.
+    Coordinator(coordinator::Args),
     /// What prompts do to running decodes: on nodes of their own, and on one node for both.
     Interfere(interfere::Args),
     /// Resident memory of a prefill and a decode node, as started and with the KV pool used.
@@ -43,6 +46,7 @@ enum What {
 fn main() -> Result<()> {
     match Args::parse().what {
         What::Engine(args) => engine::run(&args),
+        What::Coordinator(args) => coordinator::run(&args),
         What::Interfere(args) => interfere::run(&args),
         What::Memory(args) => memory::run(&args),
         What::Stops(args) => stops::run(&args),
