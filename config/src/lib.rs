@@ -31,7 +31,9 @@ pub use sections::{
     AdminConfig, ClusterConfig, CoordinatorConfig, EngineConfig, LimitsConfig, MediaConfig, ModelConfig, NodeConfig,
     TelemetryConfig, TransferConfig,
 };
-pub use types::{BestOf, Compute, KvDtypeConfig, LogFormat, LogprobsConfig, NodeRoleConfig, Secret, cores};
+pub use types::{
+    BestOf, Compute, KvDtypeConfig, LogFormat, LogprobsConfig, NodeRoleConfig, RoutingConfig, Secret, cores,
+};
 
 /// The whole configuration of a process. All three kinds of process read the same file and use what concerns them.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]

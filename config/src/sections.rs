@@ -1,7 +1,7 @@
 //! The sections and their fields. Each field: one default, one line with its unit, its legal values.
 
 use crate::field::{Kind, Text, int, millis, section};
-use crate::types::{BestOf, Compute, KvDtypeConfig, LogFormat, LogprobsConfig, NodeRoleConfig, Secret};
+use crate::types::{BestOf, Compute, KvDtypeConfig, LogFormat, LogprobsConfig, NodeRoleConfig, RoutingConfig, Secret};
 
 section! {
     /// Who belongs to the cluster, and the links between its processes.
@@ -128,6 +128,10 @@ section! {
         listen: String = "127.0.0.1:7600".to_owned(), Kind::Text(Text::BindAddress);
         /// HTTP worker threads.
         http_workers: usize = 2, int(1, 256);
+        /// How nodes are chosen. "prefix_affinity": the least predicted time for the request and those it delays, by measured
+        /// step times, what is queued, what nodes have cached, and measured transfers; "least_loaded": the least work ahead;
+        /// "round_robin": one after the other.
+        routing: RoutingConfig = RoutingConfig::PrefixAffinity, Kind::Choice(&["prefix_affinity", "least_loaded", "round_robin"]);
         /// Longest wait for a node, in milliseconds.
         queue_timeout_ms: u64 = 60_000, millis();
         /// Longest wait for a decode node's answer to a reservation, in milliseconds.

@@ -90,6 +90,19 @@ pub enum LogprobsConfig {
     Processed,
 }
 
+/// How the coordinator chooses nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RoutingConfig {
+    /// Least predicted time for the request and those it delays; what nodes have cached counts.
+    #[default]
+    PrefixAffinity,
+    /// Least work ahead.
+    LeastLoaded,
+    /// One after the other.
+    RoundRobin,
+}
+
 /// Shape of a log line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

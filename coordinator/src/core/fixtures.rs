@@ -12,9 +12,10 @@ use protocol::sampling::{SampledToken, SamplingParams, StopRules};
 use super::admission::AdmissionLimits;
 use super::cluster::ClusterSettings;
 use super::ledger::{Detokenizer, TextDecoder};
-use super::nodes::{PrefillCredit, TextIdentity};
+use super::nodes::{PrefillCredit, StepLimits, TextIdentity};
 use super::queue::Tenant;
 use super::request::RequestLimits;
+use super::routing::Policy;
 use super::types::ServeRequest;
 
 /// Tokens of a block of [`hello`]'s layout.
@@ -133,6 +134,12 @@ pub(crate) fn settings() -> ClusterSettings {
         prefill_credit: PrefillCredit {
             window_tokens: 64,
             sharing_jobs: 2,
+        },
+        policy: Policy::PrefixAffinity,
+        steps: StepLimits {
+            chunk_tokens: 32,
+            mixed_tokens: 16,
+            mixed_us: 25_000,
         },
     }
 }

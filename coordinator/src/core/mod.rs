@@ -5,6 +5,7 @@ pub mod admission;
 pub mod cluster;
 pub mod ledger;
 pub mod nodes;
+pub mod prefix_index;
 pub mod queue;
 pub mod request;
 pub mod routing;

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use config::{Config, CoordinatorConfig};
+use config::{Config, CoordinatorConfig, RoutingConfig};
 
 use crate::core::admission::AdmissionLimits;
 use crate::core::cluster::ClusterSettings;
-use crate::core::nodes::{PrefillCredit, TextIdentity};
+use crate::core::nodes::{PrefillCredit, StepLimits, TextIdentity};
 use crate::core::request::RequestLimits;
+use crate::core::routing::Policy;
 
 /// New attempts before the first token, after failed ones.
 const MAX_RESTARTS: u32 = 2;
@@ -29,6 +30,16 @@ pub fn cluster(config: &Config, text: TextIdentity) -> ClusterSettings {
         prefill_credit: PrefillCredit {
             window_tokens: PREFILL_STEPS_AHEAD * config.engine.max_batch_tokens,
             sharing_jobs: config.engine.max_batch_tokens / config.engine.prefill_chunk_tokens,
+        },
+        policy: match config.coordinator.routing {
+            RoutingConfig::PrefixAffinity => Policy::PrefixAffinity,
+            RoutingConfig::LeastLoaded => Policy::LeastLoaded,
+            RoutingConfig::RoundRobin => Policy::RoundRobin,
+        },
+        steps: StepLimits {
+            chunk_tokens: config.engine.prefill_chunk_tokens.min(config.engine.max_batch_tokens),
+            mixed_tokens: config.engine.mixed_prefill_tokens,
+            mixed_us: config.engine.mixed_prefill_ms * 1000,
         },
     }
 }

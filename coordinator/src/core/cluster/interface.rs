@@ -4,8 +4,9 @@ use protocol::control::{CacheChange, CoordinatorMessage, Hello, Job, JobEvent, J
 use protocol::ids::RequestId;
 
 use crate::core::admission::AdmissionLimits;
-use crate::core::nodes::{LegId, LinkId, PeerName, PrefillCredit, TextIdentity};
+use crate::core::nodes::{LegId, LinkId, PeerName, PrefillCredit, StepLimits, TextIdentity};
 use crate::core::request::{Note, RequestLimits};
+use crate::core::routing::Policy;
 use crate::core::types::ClientEvent;
 
 /// Everything the core is told about its surroundings at the start.
@@ -19,6 +20,10 @@ pub struct ClusterSettings {
     pub text: TextIdentity,
     /// How much prefill work a node gets at once.
     pub prefill_credit: PrefillCredit,
+    /// How nodes are chosen.
+    pub policy: Policy,
+    /// How the nodes' engines cut prompts.
+    pub steps: StepLimits,
 }
 
 /// What happened.

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use protocol::control::{Hello, Job, JobErrorKind, JobEvent, JobUpdate};
+use protocol::control::{HandoffStats, Hello, Job, JobErrorKind, JobEvent, JobUpdate};
 use protocol::ids::{RequestId, Role};
 
 pub use self::interface::{Action, ClusterSettings, Fact, is_last};
@@ -23,8 +23,10 @@ pub use self::orders::{Order, OrderError};
 use crate::core::admission::{Admission, CallId};
 use crate::core::ledger::{Detokenizer, Ledger};
 use crate::core::nodes::{Leg, LegId, LinkId, Nodes, PeerName};
+use crate::core::prefix_index::Matches;
 use crate::core::queue::{Turn, WaitingQueue};
 use crate::core::request::{Cause, Context, Effect, Missing, Request, State};
+use crate::core::routing::Router;
 use crate::core::stop::StopMatcher;
 use crate::core::types::{ServeError, ServeErrorKind, ServeRequest};
 
@@ -40,6 +42,17 @@ struct Entry {
     timer: Instant,
     /// When it came into its state.
     since: Instant,
+    /// Known once it has been its turn.
+    prefix: Option<Prefix>,
+}
+
+/// What nodes have of a prompt.
+struct Prefix {
+    /// Names of the prompt's full blocks.
+    names: Vec<u64>,
+    matches: Matches,
+    /// Of the index, when `matches` was looked up.
+    version: u64,
 }
 
 /// See the head of the file.
@@ -48,6 +61,7 @@ pub struct Cluster {
     detokenizer: Arc<dyn Detokenizer>,
     admission: Admission,
     nodes: Nodes,
+    router: Router,
     requests: BTreeMap<RequestId, Entry>,
     next_number: u64,
     /// Those in `State::Queued`.
@@ -65,7 +79,8 @@ impl Cluster {
     pub fn new(settings: ClusterSettings, detokenizer: Arc<dyn Detokenizer>) -> Self {
         Self {
             admission: Admission::new(settings.admission),
-            nodes: Nodes::new(settings.text.clone(), settings.prefill_credit),
+            nodes: Nodes::new(settings.text.clone(), settings.prefill_credit, settings.steps),
+            router: Router::new(settings.policy),
             settings,
             detokenizer,
             requests: BTreeMap::new(),
@@ -124,6 +139,7 @@ impl Cluster {
             number,
             timer,
             since: now,
+            prefix: None,
         };
         self.requests.insert(id, entry);
     }
@@ -160,8 +176,7 @@ impl Cluster {
             Fact::NodeReport { link, report } => {
                 self.nodes.report(link, report);
             }
-            // No policy asks which node has which beginning.
-            Fact::NodeCache { .. } => {}
+            Fact::NodeCache { link, change } => self.nodes.cache_changed(link, &change),
             Fact::NodeLost { link } => self.on_lost(now, link, actions),
             Fact::JobEvent { leg, event } => self.on_job_event(now, leg, event, actions),
             Fact::JobLost { leg, reason } => {
@@ -258,6 +273,9 @@ impl Cluster {
         if is_last(&event) {
             self.release(leg, actions);
         }
+        if let JobEvent::HandedOff(stats) = &event {
+            self.learn_transfer(&of, stats);
+        }
         match &event {
             JobEvent::Busy { free_blocks, .. } => self.nodes.busy(now, of.link, Some(*free_blocks)),
             JobEvent::Failed(error) => match error.kind {
@@ -279,6 +297,15 @@ impl Cluster {
         self.change_from(now, of.request, Some(of.link), actions, |r, ctx| {
             r.on_event(now, leg, event, ctx)
         });
+    }
+
+    /// A prefill leg, which is over, handed its KV to the decode leg of the same request.
+    fn learn_transfer(&mut self, prefill: &Leg, stats: &HandoffStats) {
+        let request = self.requests.get(&prefill.request);
+        let decode = request.and_then(|entry| entry.request.state().decode_leg());
+        if let Some(decode) = decode.and_then(|leg| self.nodes.leg(leg)).map(|leg| leg.link) {
+            self.nodes.handed_off(prefill.link, decode, stats);
+        }
     }
 
     fn end(&mut self, now: Instant, id: RequestId, kind: ServeErrorKind, why: &str, actions: &mut Vec<Action>) {

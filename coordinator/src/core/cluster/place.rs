@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use protocol::control::Job;
 use protocol::ids::{RequestId, Role};
 
-use super::{Action, Cluster};
-use crate::core::nodes::{Held, LinkId, Shape};
+use super::{Action, Cluster, Entry, Prefix};
+use crate::core::nodes::{Held, LinkId, Shape, Wanted, Work};
+use crate::core::prefix_index::Matches;
 use crate::core::request::{Request, RequestLimits};
 use crate::core::types::{ClusterStatus, ServeErrorKind, ServeRequest};
 
@@ -44,6 +45,15 @@ pub(super) fn needs(request: &ServeRequest) -> Needs {
     }
 }
 
+/// For a request whose prompt has not been looked up.
+static NOTHING_CACHED: Matches = Matches::NONE;
+
+impl Entry {
+    fn cached(&self) -> &Matches {
+        self.prefix.as_ref().map_or(&NOTHING_CACHED, |prefix| &prefix.matches)
+    }
+}
+
 impl Cluster {
     /// Places as much as there is room for.
     pub(super) fn place(&mut self, now: Instant, actions: &mut Vec<Action>) {
@@ -57,10 +67,11 @@ impl Cluster {
     }
 
     fn place_stranded(&mut self, now: Instant, place: (u64, RequestId), actions: &mut Vec<Action>) {
+        self.look_up_prefix(place.1);
         let Some(entry) = self.requests.get(&place.1) else {
             return;
         };
-        let request = &entry.request;
+        let (request, cached) = (&entry.request, entry.cached());
         let prompt = request.request.token_ids.len();
         let most_tokens = prompt + request.request.stop.max_tokens as usize;
         let shape = Shape {
@@ -68,11 +79,22 @@ impl Cluster {
             held: request.held(),
             most_tokens,
         };
-        let Some(link) = self.nodes.choose_decode(now, &shape, request.avoid()) else {
+        let options = self.nodes.options(
+            now,
+            &Wanted {
+                prefill: None,
+                decode: Some(&shape),
+                most_steps: request.steps_left(),
+                cached,
+                avoid: request.avoid(),
+            },
+        );
+        let Some(chosen) = self.router.decode(&options) else {
             return;
         };
         self.stranded.remove(&place);
-        let leg = self.nodes.book(link, place.1, &shape, 0);
+        let chosen = &options.decode[chosen];
+        let leg = self.nodes.book(chosen.node.link, place.1, &shape, chosen.work);
         let job = self.go(now, place, |request, limits| {
             Job::Decode(request.resume(now, leg, limits))
         });
@@ -81,11 +103,12 @@ impl Cluster {
 
     /// False if the request at the head of the queue has to wait.
     fn place_queued(&mut self, now: Instant, id: RequestId, actions: &mut Vec<Action>) -> bool {
+        self.look_up_prefix(id);
         let Some(entry) = self.requests.get(&id) else {
             return false;
         };
         let place = (entry.number, id);
-        let request = &entry.request;
+        let (request, cached) = (&entry.request, entry.cached());
         let needs = needs(&request.request);
         for (role, shape) in needs.as_slice() {
             if let Some(message) = self.nodes.too_large(*role, shape) {
@@ -94,14 +117,24 @@ impl Cluster {
             }
         }
         let [(_, prefill_shape), (_, decode_shape)] = &needs.all;
-        let prompt = request.request.token_ids.len();
-        let (avoid, needs_decode) = (request.avoid(), request.needs_decode());
-        let Some(prefill) = self.nodes.choose_prefill(now, prefill_shape, avoid) else {
-            return false;
-        };
+        let needs_decode = request.needs_decode();
+        let options = self.nodes.options(
+            now,
+            &Wanted {
+                prefill: Some(prefill_shape),
+                decode: needs_decode.then_some(decode_shape),
+                most_steps: request.steps_left(),
+                cached,
+                avoid: request.avoid(),
+            },
+        );
         if !needs_decode {
+            let Some(prefill) = self.router.prefill(&options) else {
+                return false;
+            };
             self.serve(id);
-            let leg = self.nodes.book(prefill, place.1, prefill_shape, prompt);
+            let prefill = &options.prefill[prefill];
+            let leg = self.nodes.book(prefill.node.link, place.1, prefill_shape, prefill.work);
             let job = self.go(now, place, |request, limits| {
                 Job::Prefill(request.prefill_alone(now, leg, limits))
             });
@@ -112,17 +145,43 @@ impl Cluster {
         if !self.stranded.is_empty() {
             return false;
         }
-        let Some(decode) = self.nodes.choose_decode(now, decode_shape, avoid) else {
+        let Some((prefill, decode)) = self.router.pair(&options) else {
             return false;
         };
         self.serve(id);
-        let prefill_leg = self.nodes.book(prefill, place.1, prefill_shape, prompt);
-        let leg = self.nodes.book(decode, place.1, decode_shape, 0);
+        let (prefill, decode) = (&options.prefill[prefill], &options.decode[decode]);
+        let prefill_leg = self.nodes.book(prefill.node.link, place.1, prefill_shape, prefill.work);
+        let leg = self
+            .nodes
+            .book(decode.node.link, place.1, decode_shape, Work::default());
         let job = self.go(now, place, |request, limits| {
             Job::Decode(request.reserve(now, leg, prefill_leg, limits))
         });
         self.start_job(leg, job, actions);
         true
+    }
+
+    /// Finds out what nodes have of a request's prompt, unless that is known.
+    fn look_up_prefix(&mut self, id: RequestId) {
+        let Some(entry) = self.requests.get_mut(&id) else {
+            return;
+        };
+        let index = self.nodes.prefixes();
+        let version = index.version();
+        if entry.prefix.as_ref().is_some_and(|prefix| prefix.version == version) {
+            return;
+        }
+        let known = entry.prefix.take().map(|prefix| prefix.names);
+        let names = known.filter(|names| !names.is_empty()).unwrap_or_else(|| {
+            let request = &entry.request.request;
+            self.nodes.block_names(&request.token_ids, request.adapter.as_deref())
+        });
+        let matches = index.matches(&names);
+        entry.prefix = Some(Prefix {
+            names,
+            matches,
+            version,
+        });
     }
 
     /// Takes a request out of the queue, if it is there.

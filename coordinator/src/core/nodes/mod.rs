@@ -4,19 +4,30 @@
 //! has ended is late.
 
 mod ask;
+mod books;
 mod check;
+mod cost;
+mod options;
 mod shape;
+mod transfer;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use protocol::control::{Hello, LoadReport};
+use protocol::control::{CacheChange, HandoffStats, Hello, LoadReport};
 use protocol::ids::{NodeId, RequestId, Role};
 use protocol::kv::{KvLayout, ModelIdentity};
+use protocol::prefix::block_hashes;
 
+pub use self::books::Work;
 pub use self::check::{PeerName, TextIdentity};
+pub use self::cost::{Beside, StepLimits, StepTimes};
+use self::cost::{Queue, rows_of_prompts};
+pub use self::options::Wanted;
 pub use self::shape::{Held, Shape};
-use super::routing::{Candidate, least_loaded};
+use self::transfer::Transfers;
+use super::prefix_index::PrefixIndex;
 use super::types::NodeStatus;
 
 /// Name of one connection to a node; never used twice by a coordinator.
@@ -51,8 +62,10 @@ pub struct Leg {
     blocks: u32,
     /// Sequences that have not ended.
     sequences: usize,
-    /// Prompt tokens that the node has yet to compute, as far as is known.
-    outstanding_tokens: usize,
+    /// What the node has yet to compute, as far as is known.
+    work: Work,
+    /// The node has reported since the job was sent.
+    seen: bool,
 }
 
 /// First pause after a node said that it is busy.
@@ -65,8 +78,10 @@ struct Node {
     hello: Hello,
     /// The role in its certificate.
     certified: Role,
-    /// What it serves now, by its own word and within its certificate.
+    /// What it does now: what it said when it joined, or said last.
     role: Role,
+    /// Its name, cheap to hand on.
+    name: Arc<str>,
     report: LoadReport,
     draining: bool,
     legs: BTreeSet<LegId>,
@@ -78,6 +93,11 @@ struct Node {
     outstanding_tokens: usize,
     /// Legs with outstanding tokens.
     computing: usize,
+    queue: Queue,
+    /// What is known of its steps.
+    times: StepTimes,
+    /// Of its handoffs, if it computes prompts: by decode node.
+    transfers: BTreeMap<LinkId, Transfers>,
     busy_until: Option<Instant>,
     backoff: Duration,
 }
@@ -87,7 +107,11 @@ struct Node {
 pub struct Nodes {
     text: TextIdentity,
     credit: PrefillCredit,
+    limits: StepLimits,
+    /// For each part of a step's time the last word of whoever had measured it.
+    measured: StepTimes,
     nodes: BTreeMap<LinkId, Node>,
+    prefixes: PrefixIndex,
     legs: HashMap<LegId, Leg>,
     next_leg: u64,
     last_seen: HashMap<Role, Instant>,
@@ -95,11 +119,14 @@ pub struct Nodes {
 
 impl Nodes {
     /// No node yet.
-    pub fn new(text: TextIdentity, credit: PrefillCredit) -> Self {
+    pub fn new(text: TextIdentity, credit: PrefillCredit, limits: StepLimits) -> Self {
         Self {
             text,
             credit,
+            limits,
+            measured: StepTimes::default(),
             nodes: BTreeMap::new(),
+            prefixes: PrefixIndex::default(),
             legs: HashMap::new(),
             next_leg: 0,
             last_seen: HashMap::new(),
@@ -122,9 +149,10 @@ impl Nodes {
             ..LoadReport::default()
         };
         let node = Node {
-            role: hello.role,
+            name: hello.node.0.as_str().into(),
             hello,
             certified,
+            role: report.role,
             report,
             draining: false,
             legs: BTreeSet::new(),
@@ -133,9 +161,13 @@ impl Nodes {
             unreported_blocks: 0,
             outstanding_tokens: 0,
             computing: 0,
+            queue: Queue::default(),
+            times: StepTimes::default(),
+            transfers: BTreeMap::new(),
             busy_until: None,
             backoff: BACKOFF_MIN,
         };
+        self.prefixes.join(link, node.hello.total_blocks as usize);
         self.nodes.insert(link, node);
     }
 
@@ -154,8 +186,57 @@ impl Nodes {
                 node.role = report.role;
             }
             node.unreported_blocks = 0;
+            node.times = report.step_times.into();
+            node.queue.left = Some(rows_of_prompts(&report));
+            self.measured = node.times.or(&self.measured);
+            self.see(link);
         }
         true
+    }
+
+    /// The node has reported: whatever was sent before is part of what it says.
+    fn see(&mut self, link: LinkId) {
+        let Some(node) = self.nodes.get_mut(&link) else { return };
+        for leg in &node.legs {
+            let Some(leg) = self.legs.get_mut(leg) else { continue };
+            if leg.sent && !leg.seen {
+                leg.seen = true;
+                node.queue.unseen_us -= leg.work.us;
+                node.queue.seen_us += leg.work.us;
+                node.queue.seen_tokens += leg.work.tokens as u64;
+            }
+        }
+    }
+
+    /// A node tells what it has cached.
+    pub fn cache_changed(&mut self, link: LinkId, change: &CacheChange) {
+        self.prefixes.change(link, change);
+    }
+
+    /// What nodes have cached.
+    pub fn prefixes(&self) -> &PrefixIndex {
+        &self.prefixes
+    }
+
+    /// Names of the full blocks of a prompt. The nodes of a cluster agree about them; without a node there are none.
+    pub fn block_names(&self, token_ids: &[u32], adapter: Option<&str>) -> Vec<u64> {
+        let Some(node) = self.nodes.values().next() else {
+            return Vec::new();
+        };
+        let block_tokens = node.hello.layout.block_tokens as usize;
+        match node.hello.model.cache_key(adapter) {
+            Some(key) => block_hashes(token_ids, block_tokens, key),
+            None => Vec::new(),
+        }
+    }
+
+    /// A handoff between two nodes is over.
+    pub fn handed_off(&mut self, prefill: LinkId, decode: LinkId, stats: &HandoffStats) {
+        if self.nodes.contains_key(&decode)
+            && let Some(node) = self.nodes.get_mut(&prefill)
+        {
+            node.transfers.entry(decode).or_default().note(stats);
+        }
     }
 
     /// The node said that it has no room: nothing is sent to it for a while, longer each time, unless it gets room before:
@@ -192,49 +273,16 @@ impl Nodes {
         let Some(node) = self.nodes.remove(&link) else {
             return Vec::new();
         };
-        let served = [Role::Prefill, Role::Decode]
-            .into_iter()
-            .filter(|role| node.serves(*role));
-        self.last_seen.extend(served.map(|role| (role, now)));
+        self.prefixes.leave(link);
+        for role in [Role::Prefill, Role::Decode] {
+            if node.serves(role) {
+                self.last_seen.insert(role, now);
+            }
+        }
+        for other in self.nodes.values_mut() {
+            other.transfers.remove(&link);
+        }
         node.legs.into_iter().collect()
-    }
-
-    /// A decode node with room for `shape` now; `avoid` only if there is no other.
-    pub fn choose_decode(&self, now: Instant, shape: &Shape, avoid: Option<&NodeId>) -> Option<LinkId> {
-        least_loaded::choose(self.open(now, Role::Decode, shape).filter_map(|(link, node)| {
-            // Every sequence that runs there may need another block before it ends.
-            let left = node.free_blocks() - node.blocks_of(shape) - node.sequences as i64;
-            let load = thousandths(node.sequences, node.hello.max_num_seqs as usize);
-            (left >= 0).then(|| node.candidate(link, load, left, avoid))
-        }))
-    }
-
-    /// A prefill node with credit for `shape` now; `avoid` only if there is no other.
-    pub fn choose_prefill(&self, now: Instant, shape: &Shape, avoid: Option<&NodeId>) -> Option<LinkId> {
-        let PrefillCredit {
-            window_tokens,
-            sharing_jobs,
-        } = self.credit;
-        least_loaded::choose(self.open(now, Role::Prefill, shape).filter_map(|(link, node)| {
-            let left = node.free_blocks() - node.blocks_of(shape);
-            let (ahead, tokens) = (node.outstanding_tokens, shape.most_tokens);
-            let shares = node.computing < sharing_jobs && tokens * 2 <= ahead;
-            let credit = ahead == 0 || shares || ahead + tokens <= window_tokens;
-            let load = thousandths(ahead, window_tokens);
-            (left >= 0 && credit).then(|| node.candidate(link, load, left, avoid))
-        }))
-    }
-
-    /// Nodes of `role` that take jobs, could hold `shape`, and have free slots.
-    fn open<'a>(&'a self, now: Instant, role: Role, shape: &'a Shape) -> impl Iterator<Item = (LinkId, &'a Node)> {
-        let nodes = self.nodes.iter().map(|(link, node)| (*link, node));
-        nodes.filter(move |(_, node)| {
-            node.serves(role)
-                && !node.draining
-                && node.busy_until.is_none_or(|until| until <= now)
-                && node.sequences + shape.held.sequences() <= node.hello.max_num_seqs as usize
-                && node.could_hold(shape)
-        })
     }
 
     /// Says what is too much if none of the nodes of `role` can ever hold `shape`, and there are some.
@@ -285,98 +333,6 @@ impl Nodes {
             .min()
     }
 
-    /// Books a job. `outstanding_tokens`: prompt tokens the node will have to compute before its first token.
-    pub fn book(&mut self, link: LinkId, request: RequestId, shape: &Shape, outstanding_tokens: usize) -> LegId {
-        let id = LegId(self.next_leg);
-        self.next_leg += 1;
-        let node = self
-            .nodes
-            .get_mut(&link)
-            .expect("a job is booked on a node that was just chosen");
-        let (blocks, sequences) = (node.blocks_of(shape) as u32, shape.held.sequences());
-        node.legs.insert(id);
-        node.sequences += sequences;
-        node.booked_blocks += blocks;
-        node.unreported_blocks += i64::from(blocks);
-        node.outstanding_tokens += outstanding_tokens;
-        node.computing += usize::from(outstanding_tokens > 0);
-        self.legs.insert(
-            id,
-            Leg {
-                request,
-                link,
-                sent: false,
-                taken: false,
-                blocks,
-                sequences,
-                outstanding_tokens,
-            },
-        );
-        id
-    }
-
-    /// The job of a leg is being sent; where to. `None` if the leg is over.
-    pub fn send(&mut self, leg: LegId) -> Option<LinkId> {
-        let booked = self.legs.get_mut(&leg)?;
-        booked.sent = true;
-        Some(booked.link)
-    }
-
-    /// A sequence of a leg holds `tokens` tokens, one more than before.
-    pub fn grow(&mut self, leg: LegId, tokens: usize) {
-        let Some(booked) = self.legs.get_mut(&leg) else { return };
-        let Some(node) = self.nodes.get_mut(&booked.link) else {
-            return;
-        };
-        let more = (node.blocks(tokens) - node.blocks(tokens.saturating_sub(1))) as u32;
-        booked.blocks += more;
-        node.booked_blocks += more;
-    }
-
-    /// A sequence of a leg, one of several, has ended with `tokens` tokens, of which `prompt` are the prompt's.
-    pub fn shrink(&mut self, leg: LegId, prompt: usize, tokens: usize) {
-        let Some(booked) = self.legs.get_mut(&leg) else { return };
-        let Some(node) = self.nodes.get_mut(&booked.link) else {
-            return;
-        };
-        let own = (node.blocks(tokens) - node.shared_blocks(prompt)) as u32;
-        booked.blocks -= own;
-        booked.sequences -= 1;
-        node.booked_blocks -= own;
-        node.unreported_blocks -= i64::from(own);
-        node.sequences -= 1;
-    }
-
-    /// The prompt of a leg has been computed: the node may have the next one.
-    pub fn computed(&mut self, leg: LegId) {
-        let Some(booked) = self.legs.get_mut(&leg) else { return };
-        booked.taken = true;
-        let done = std::mem::take(&mut booked.outstanding_tokens);
-        if let Some(node) = self.nodes.get_mut(&booked.link) {
-            node.outstanding_tokens -= done;
-            node.computing -= usize::from(done > 0);
-        }
-    }
-
-    /// A leg is over; gives back what was booked. `None` if it was over before.
-    pub fn end(&mut self, leg: LegId) -> Option<Leg> {
-        let ended = self.legs.remove(&leg)?;
-        if let Some(node) = self.nodes.get_mut(&ended.link) {
-            node.legs.remove(&leg);
-            node.booked_blocks -= ended.blocks;
-            node.sequences -= ended.sequences;
-            node.unreported_blocks -= i64::from(ended.blocks);
-            node.outstanding_tokens -= ended.outstanding_tokens;
-            node.computing -= usize::from(ended.outstanding_tokens > 0);
-            if ended.taken {
-                // What it held is free: the node's last word does not count any more.
-                node.busy_until = None;
-                node.backoff = BACKOFF_MIN;
-            }
-        }
-        Some(ended)
-    }
-
     /// A leg that is not over.
     pub fn leg(&self, leg: LegId) -> Option<&Leg> {
         self.legs.get(&leg)
@@ -385,38 +341,6 @@ impl Nodes {
     /// The node at the other end of a link.
     pub fn hello(&self, link: LinkId) -> Option<&Hello> {
         self.nodes.get(&link).map(|node| &node.hello)
-    }
-
-    /// Panics if the books do not add up; all legs with their requests.
-    #[cfg(test)]
-    pub(crate) fn assert_consistent(&self) -> Vec<(LegId, RequestId)> {
-        for (link, node) in &self.nodes {
-            let legs: Vec<_> = self.legs.iter().filter(|(_, leg)| leg.link == *link).collect();
-            assert_eq!(
-                legs.iter().map(|(id, _)| **id).collect::<BTreeSet<_>>(),
-                node.legs,
-                "legs of {link:?}"
-            );
-            assert_eq!(
-                legs.iter().map(|(_, leg)| leg.blocks).sum::<u32>(),
-                node.booked_blocks,
-                "blocks on {link:?}"
-            );
-            assert_eq!(
-                legs.iter().map(|(_, leg)| leg.sequences).sum::<usize>(),
-                node.sequences,
-                "sequences on {link:?}"
-            );
-            let outstanding: usize = legs.iter().map(|(_, leg)| leg.outstanding_tokens).sum();
-            let computing = legs.iter().filter(|(_, leg)| leg.outstanding_tokens > 0).count();
-            let booked = (node.outstanding_tokens, node.computing);
-            assert_eq!(booked, (outstanding, computing), "prompts on {link:?}");
-        }
-        assert!(
-            self.legs.values().all(|leg| self.nodes.contains_key(&leg.link)),
-            "a leg on no node"
-        );
-        self.legs.iter().map(|(id, leg)| (*id, leg.request)).collect()
     }
 
     /// Snapshot by role and name.
@@ -444,16 +368,6 @@ impl Node {
         by_books.min(by_word)
     }
 
-    fn candidate(&self, link: LinkId, load: u64, left: i64, avoid: Option<&NodeId>) -> Candidate {
-        let blocks_left = u64::try_from(left).unwrap_or(0);
-        Candidate {
-            link,
-            avoided: avoid == Some(&self.hello.node),
-            load,
-            blocks_left,
-        }
-    }
-
     fn status(&self) -> NodeStatus {
         NodeStatus {
             node: self.hello.node.0.clone(),
@@ -476,8 +390,4 @@ impl Node {
 /// Blocks that a node could give away by its own word.
 fn available(report: &LoadReport) -> i64 {
     i64::from(report.free_blocks) + i64::from(report.cached_blocks)
-}
-
-fn thousandths(part: usize, whole: usize) -> u64 {
-    (part as u64 * 1000) / whole.max(1) as u64
 }

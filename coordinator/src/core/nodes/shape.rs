@@ -42,6 +42,17 @@ impl Held {
     }
 }
 
+impl Shape {
+    /// Tokens to be computed before the next one of every sequence can be drawn.
+    pub fn tokens(&self) -> usize {
+        let held = match &self.held {
+            Held::Alike { sequences, tokens } => sequences * tokens.saturating_sub(1),
+            Held::Each(each) => each.iter().map(|tokens| tokens.saturating_sub(1)).sum(),
+        };
+        self.prompt + held
+    }
+}
+
 impl Node {
     pub(super) fn blocks(&self, tokens: usize) -> i64 {
         self.hello.layout.blocks_for(tokens) as i64

@@ -320,6 +320,13 @@ impl Request {
         Held::Each(open.map(|ledger| ledger.tokens().len() + 1).collect())
     }
 
+    /// Steps that it can take at most on a decode node.
+    pub fn steps_left(&self) -> usize {
+        let open = self.ledgers.iter().filter(|ledger| !ledger.is_closed());
+        let known = open.map(|ledger| ledger.tokens().len()).min().unwrap_or(0);
+        (self.request.stop.max_tokens as usize).saturating_sub(known)
+    }
+
     /// True if a decode node is needed.
     pub fn needs_decode(&self) -> bool {
         self.request.needs_decode()

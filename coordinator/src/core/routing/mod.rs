@@ -1,18 +1,196 @@
 //! Which node gets a job. One file per policy; a policy looks and never books: that is its caller's business.
+//!
+//! Costs are predicted microseconds, so that terms of different kinds add up honestly, and whole numbers, so that equal
+//! nodes are equal.
 
 pub mod least_loaded;
+pub mod prefix_affinity;
+pub mod round_robin;
 
-use super::nodes::LinkId;
+use std::sync::Arc;
 
-/// A node that has room for the job at hand, as a policy sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+use super::nodes::{Beside, LinkId, Work};
+
+/// How nodes are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// Least predicted time for the request and those it delays; what nodes have cached counts.
+    #[default]
+    PrefixAffinity,
+    /// Least work ahead, on each side by itself.
+    LeastLoaded,
+    /// One after the other.
+    RoundRobin,
+}
+
+impl Policy {
+    /// The policy's word in configuration and decision records.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::PrefixAffinity => "prefix_affinity",
+            Self::LeastLoaded => "least_loaded",
+            Self::RoundRobin => "round_robin",
+        }
+    }
+}
+
+/// A node that could take the job at hand, as a policy sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// The node's link.
     pub link: LinkId,
+    /// Its name.
+    pub name: Arc<str>,
     /// An earlier attempt of the same request failed there.
     pub avoided: bool,
+    /// It has room for the job now.
+    pub free: bool,
     /// Work ahead of the job, in thousandths of what the node takes at once.
     pub load: u64,
     /// Blocks that would be left.
     pub blocks_left: u64,
+}
+
+/// A prefill node, and what the prompt costs there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrefillOption {
+    /// The node.
+    pub node: Candidate,
+    /// Microseconds until it has computed what it was sent before.
+    pub queue_us: u64,
+    /// Tokens of the prompt that it has cached.
+    pub cached_tokens: usize,
+    /// What of the prompt it has to compute.
+    pub work: Work,
+}
+
+/// A decode node, and what the request costs there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DecodeOption {
+    /// The node.
+    pub node: Candidate,
+    /// Leading blocks of the prompt that it has cached.
+    pub cached_blocks: usize,
+    /// KV bytes of the prompt that it does not have.
+    pub missing_bytes: u64,
+    /// Microseconds: what the sequences add to the steps of all that run there, and the steps they take part in.
+    pub join_us: u64,
+    /// Microseconds until it has computed the prompts it was sent before.
+    pub queue_us: u64,
+    /// What it has to compute if it computes the prompt itself.
+    pub work: Work,
+    /// How long that takes beside what it generates, and what that costs others.
+    pub beside: Beside,
+}
+
+/// The nodes that could take a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// For the prompt.
+    pub prefill: Vec<PrefillOption>,
+    /// For the answer.
+    pub decode: Vec<DecodeOption>,
+    /// Microseconds that a decode node would wait for the KV behind the end of the prefill: for each prefill node one for
+    /// each decode node.
+    pub transfer_us: Vec<u64>,
+}
+
+impl PrefillOption {
+    /// Microseconds until the first token.
+    pub fn cost_us(&self) -> u64 {
+        self.queue_us.saturating_add(self.work.us)
+    }
+}
+
+impl DecodeOption {
+    /// Microseconds, if the node computes the prompt itself.
+    pub fn local_us(&self) -> u64 {
+        let Beside { compute_us, damage_us } = self.beside;
+        let prompt = self.queue_us.saturating_add(compute_us).saturating_add(damage_us);
+        prompt.saturating_add(self.join_us)
+    }
+}
+
+impl Options {
+    /// Microseconds, if prefill node number `prefill` and decode node number `decode` share the work.
+    pub fn pair_us(&self, prefill: usize, decode: usize) -> u64 {
+        let prompt = self.prefill[prefill].cost_us();
+        let transfer = self.transfer_us[prefill * self.decode.len() + decode];
+        prompt
+            .saturating_add(transfer)
+            .saturating_add(self.decode[decode].join_us)
+    }
+}
+
+/// Chooses by the policy, and remembers what the policy needs to remember.
+#[derive(Debug)]
+pub struct Router {
+    policy: Policy,
+    turns: Turns,
+}
+
+/// Who was last, for taking turns.
+#[derive(Debug, Default)]
+struct Turns {
+    prefill: Option<Arc<str>>,
+    decode: Option<Arc<str>>,
+}
+
+impl Router {
+    /// A router that has chosen nothing yet.
+    pub fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            turns: Turns::default(),
+        }
+    }
+
+    /// A prefill and a decode node, by their numbers in `options`; `None` if there is no room on one of the sides.
+    pub fn pair(&mut self, options: &Options) -> Option<(usize, usize)> {
+        let pair = match self.policy {
+            Policy::PrefixAffinity => prefix_affinity::pair(options)?,
+            Policy::LeastLoaded => {
+                let prefill = least_loaded::choose(options.prefill.iter().map(|option| &option.node))?;
+                (
+                    prefill,
+                    least_loaded::choose(options.decode.iter().map(|option| &option.node))?,
+                )
+            }
+            Policy::RoundRobin => {
+                let prefill = options.prefill.iter().map(|option| &option.node);
+                let decode = options.decode.iter().map(|option| &option.node);
+                (
+                    round_robin::choose(prefill, self.turns.prefill.as_deref())?,
+                    round_robin::choose(decode, self.turns.decode.as_deref())?,
+                )
+            }
+        };
+        self.turns.prefill = Some(options.prefill[pair.0].node.name.clone());
+        self.turns.decode = Some(options.decode[pair.1].node.name.clone());
+        Some(pair)
+    }
+
+    /// A prefill node for a prompt whose KV goes nowhere.
+    pub fn prefill(&mut self, options: &Options) -> Option<usize> {
+        let nodes = options.prefill.iter().map(|option| &option.node);
+        let chosen = match self.policy {
+            Policy::PrefixAffinity => prefix_affinity::prefill(options)?,
+            Policy::LeastLoaded => least_loaded::choose(nodes)?,
+            Policy::RoundRobin => round_robin::choose(nodes, self.turns.prefill.as_deref())?,
+        };
+        self.turns.prefill = Some(options.prefill[chosen].node.name.clone());
+        Some(chosen)
+    }
+
+    /// A decode node that computes the prompt itself.
+    pub fn decode(&mut self, options: &Options) -> Option<usize> {
+        let nodes = options.decode.iter().map(|option| &option.node);
+        let chosen = match self.policy {
+            Policy::PrefixAffinity => prefix_affinity::decode(options)?,
+            Policy::LeastLoaded => least_loaded::choose(nodes)?,
+            Policy::RoundRobin => round_robin::choose(nodes, self.turns.decode.as_deref())?,
+        };
+        self.turns.decode = Some(options.decode[chosen].node.name.clone());
+        Some(chosen)
+    }
 }

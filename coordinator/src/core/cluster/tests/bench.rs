@@ -398,6 +398,20 @@ impl Bench {
         &self.jobs[&leg].1
     }
 
+    /// How many jobs a node has ever got.
+    pub(super) fn jobs_sent(&self, node: &str) -> usize {
+        let link = self.links[node];
+        self.jobs.values().filter(|(to, _)| *to == link).count()
+    }
+
+    /// The request that a job belongs to.
+    pub(super) fn request_of(&self, leg: LegId) -> u128 {
+        match self.job(leg) {
+            Job::Prefill(job) => job.request.0,
+            Job::Decode(job) => job.request.0,
+        }
+    }
+
     pub(super) fn state(&self, request: u128) -> &'static str {
         self.cluster
             .requests

@@ -4,6 +4,7 @@ mod bench;
 mod choices;
 mod joining;
 mod orders;
+mod routing;
 mod states;
 mod turns;
 
