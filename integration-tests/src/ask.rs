@@ -64,7 +64,7 @@ pub struct Ask {
 }
 
 /// A whole answer, in the words that all doors share.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
     /// The text.
     pub text: String,
@@ -72,6 +72,8 @@ pub struct Reply {
     pub finish: String,
     /// Token ids.
     pub ids: Vec<u64>,
+    /// The further choices, in their order.
+    pub others: Vec<Self>,
 }
 
 /// What became of a request.
@@ -154,6 +156,25 @@ impl Ask {
         Self { door, body }
     }
 
+    /// A request of OpenAI's for two sampled choices with a seed, and stop strings that some of the answers meet.
+    pub fn demanding(random: &mut Random, words: u64, tokens: u64) -> Self {
+        let door = *random.pick(&[Door::Completions, Door::CompletionsStream]);
+        let mut ask = Self::new(random, door, words, tokens);
+        ask.body["temperature"] = json!(0.9);
+        ask.body["seed"] = json!(random.between(1, 1 << 30));
+        ask.body["n"] = json!(2);
+        // Two letters, as the tiny model's text is: now and then one comes up.
+        let letters = b"abcdefghijklmnopqrstuvwxyz";
+        let mut pair = || {
+            [*random.pick(letters), *random.pick(letters)]
+                .map(char::from)
+                .iter()
+                .collect::<String>()
+        };
+        ask.body["stop"] = json!([pair(), pair(), pair(), pair()]);
+        ask
+    }
+
     /// Requests through all doors with prompts of up to `words` words and answers of `tokens.0` to `tokens.1` tokens.
     pub fn mixed(random: &mut Random, count: usize, words: u64, tokens: (u64, u64)) -> Vec<Self> {
         let doors = Door::ALL.iter().cycle().take(count);
@@ -204,7 +225,7 @@ impl Ask {
             Door::Generate | Door::GenerateStream => {
                 let details = &body["details"];
                 let ids = details["tokens"].as_array().context("no details.tokens")?;
-                let ids = ids.iter().map(|token| &token["id"]).cloned().collect();
+                let ids = ids.iter().map(|token| &token["id"]).cloned().collect::<Vec<Value>>();
                 (
                     &body["generated_text"],
                     &details["finish_reason"],
@@ -213,14 +234,13 @@ impl Ask {
                 )
             }
             Door::Completions | Door::CompletionsStream => {
-                let choice = &body["choices"][0];
-                let ids = choice["token_ids"].as_array().context("no token_ids")?.clone();
-                (
-                    &choice["text"],
-                    &choice["finish_reason"],
-                    ids,
-                    &body["usage"]["completion_tokens"],
-                )
+                let choices = body["choices"].as_array().context("no choices")?;
+                let replies: Result<Vec<Reply>> = choices.iter().map(read_choice).collect();
+                let replies = replies?;
+                let counted: usize = replies.iter().map(|reply| reply.ids.len()).sum();
+                let count = &body["usage"]["completion_tokens"];
+                ensure!(*count == json!(counted), "{count} tokens counted, {counted} there");
+                return Ok(Outcome::Whole(together(replies)?));
             }
         };
         let ids = numbers(&ids)?;
@@ -233,6 +253,7 @@ impl Ask {
             text: string(text)?,
             finish: string(finish)?,
             ids,
+            others: Vec::new(),
         }))
     }
 
@@ -346,31 +367,64 @@ fn read_tokens(events: &[Value]) -> Result<Outcome> {
             text: whole.to_owned(),
             finish: string(&details["finish_reason"])?,
             ids,
+            others: Vec::new(),
         }));
     }
     bail!("a stream of {} events without an end", events.len())
 }
 
+/// A choice of a whole completion.
+fn read_choice(choice: &Value) -> Result<Reply> {
+    Ok(Reply {
+        text: string(&choice["text"])?,
+        finish: string(&choice["finish_reason"])?,
+        ids: numbers(choice["token_ids"].as_array().context("no token_ids")?)?,
+        others: Vec::new(),
+    })
+}
+
+/// The first of several choices, with the others.
+fn together(mut replies: Vec<Reply>) -> Result<Reply> {
+    ensure!(!replies.is_empty(), "no choices");
+    let others = replies.split_off(1);
+    Ok(Reply {
+        others,
+        ..replies.remove(0)
+    })
+}
+
 fn read_chunks(events: &[String]) -> Result<Outcome> {
-    let (mut ids, mut text, mut finish) = (Vec::new(), String::new(), None);
+    let mut replies: Vec<Reply> = Vec::new();
     for (i, event) in events.iter().enumerate() {
         let last = i + 1 == events.len();
         if event == "[DONE]" {
             ensure!(last, "events follow [DONE]");
-            let finish = finish.context("[DONE] without a finish reason")?;
-            return Ok(Outcome::Whole(Reply { text, finish, ids }));
+            ensure!(
+                replies.iter().all(|reply| !reply.finish.is_empty()),
+                "[DONE] without a finish reason"
+            );
+            return Ok(Outcome::Whole(together(replies)?));
         }
         let chunk: Value = serde_json::from_str(event).with_context(|| format!("not JSON: {event}"))?;
         if chunk.get("error").is_some() {
+            let first = replies.into_iter().next();
+            let (text, ids) = first.map(|reply| (reply.text, reply.ids)).unwrap_or_default();
             return failed(&chunk, last || events[i + 1..] == ["[DONE]"], text, ids);
         }
         let choice = &chunk["choices"][0];
-        text.push_str(&string(&choice["text"])?);
+        let index = choice["index"].as_u64().context("no index")? as usize;
+        ensure!(index < 16, "choice {index}");
+        while replies.len() <= index {
+            replies.push(Reply::default());
+        }
+        let reply = &mut replies[index];
+        ensure!(reply.finish.is_empty(), "choice {index} goes on after its end");
+        reply.text.push_str(&string(&choice["text"])?);
         if let Some(more) = choice["token_ids"].as_array() {
-            ids.extend(numbers(more)?);
+            reply.ids.extend(numbers(more)?);
         }
         if let Some(reason) = choice["finish_reason"].as_str() {
-            ensure!(finish.replace(reason.to_owned()).is_none(), "two finish reasons");
+            reason.clone_into(&mut reply.finish);
         }
     }
     bail!("a stream of {} chunks without [DONE]", events.len())

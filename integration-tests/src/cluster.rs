@@ -3,9 +3,11 @@
 //! Each cluster has a directory of its own with certificates and logs, takes free ports, and ends its processes, by
 //! process id, when it is dropped.
 
-use std::fs::File;
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -15,6 +17,8 @@ use tempfile::TempDir;
 
 use crate::files::binary;
 use crate::ports;
+pub use crate::process::{Process, run};
+use crate::relay::{Relay, Weather};
 
 /// What a cluster consists of.
 #[derive(Clone, Debug)]
@@ -29,6 +33,8 @@ pub struct ClusterSpec {
     pub both: usize,
     /// Number of coordinators.
     pub coordinators: usize,
+    /// Links go through relays, so that [`Cluster::weather`] can be bad.
+    pub relayed: bool,
     /// Settings of all processes: `section.field=value`.
     pub settings: Vec<String>,
     /// How long the cluster may take until it is ready.
@@ -44,6 +50,7 @@ impl ClusterSpec {
             decode: 1,
             both: 0,
             coordinators: 1,
+            relayed: false,
             settings: Vec::new(),
             ready_within: Duration::from_secs(60),
         }
@@ -55,15 +62,6 @@ impl ClusterSpec {
         self.settings.push(setting.into());
         self
     }
-}
-
-/// One process of a cluster.
-#[derive(Debug)]
-pub struct Process {
-    /// `coordinator`, `prefill-0`, `decode-0`, ...
-    pub name: String,
-    child: Child,
-    log: PathBuf,
 }
 
 /// Ports of a coordinator.
@@ -85,106 +83,27 @@ pub struct Cluster {
     /// One for each coordinator.
     doors: Vec<Door>,
     processes: Vec<Process>,
+    /// By node, where links are relayed.
+    lines: HashMap<String, Line>,
 }
 
-impl Process {
-    fn start(name: &str, binary: &Path, arguments: &[String], dir: &Path) -> Result<Self> {
-        let log = dir.join(format!("{name}.log"));
-        let output = File::options().create(true).append(true).open(&log)?;
-        let child = Command::new(binary)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output)
-            .spawn()
-            .with_context(|| format!("cannot start {}", binary.display()))?;
-        Ok(Self {
-            name: name.to_owned(),
-            child,
-            log,
-        })
-    }
-
-    /// The process id.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Sends a signal to this process.
-    pub fn signal(&self, signal: i32) {
-        #[allow(unsafe_code, reason = "kill(2) has no safe wrapper in std")]
-        // SAFETY: plain system call; the child has not been waited for, so the id is still its own.
-        let sent = unsafe { libc::kill(self.child.id() as libc::pid_t, signal) };
-        assert_eq!(sent, 0, "cannot signal {}", self.name);
-    }
-
-    /// Waits for the process's end.
-    pub fn wait(&mut self, within: Duration) -> Result<ExitStatus> {
-        let deadline = Clock.now() + within;
-        loop {
-            if let Some(status) = self.child.try_wait()? {
-                return Ok(status);
-            }
-            if Clock.now() >= deadline {
-                bail!("{} did not end within {within:?}", self.name);
-            }
-            pause(Duration::from_millis(5));
-        }
-    }
-
-    /// What the process has written so far.
-    pub fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
-    /// Resident memory in bytes.
-    pub fn resident_bytes(&self) -> Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        let line = status
-            .lines()
-            .find(|l| l.starts_with("VmRSS:"))
-            .context("no VmRSS line")?;
-        let kib: u64 = line.split_whitespace().nth(1).context("VmRSS has no value")?.parse()?;
-        Ok(kib << 10)
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // An error means that it has ended already.
-        if self.child.kill().is_ok() {
-            let _status = self.child.wait();
-        }
-    }
-}
-
-#[allow(clippy::disallowed_methods, reason = "a test thread that polls a process may sleep")]
-fn pause(time: Duration) {
-    std::thread::sleep(time);
-}
-
-/// Runs a program to its end; the error holds what it wrote.
-pub fn run(binary: &Path, arguments: &[&str]) -> Result<String> {
-    let output = Command::new(binary).args(arguments).stdin(Stdio::null()).output()?;
-    let text = format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    if !output.status.success() {
-        bail!(
-            "{} {arguments:?} ended with {}: {text}",
-            binary.display(),
-            output.status
-        );
-    }
-    Ok(text)
+/// The relayed links of a node.
+#[derive(Debug)]
+struct Line {
+    weather: Arc<Weather>,
+    /// Where the node listens.
+    port: u16,
+    /// Towards each coordinator.
+    coordinators: Vec<Relay>,
+    /// Towards the node.
+    own: Relay,
 }
 
 impl Cluster {
     /// Starts all processes and waits until `/health` says that the cluster can serve.
     pub async fn start(spec: ClusterSpec) -> Result<Self> {
         let mut cluster = Self::without_nodes(spec)?;
+        cluster.lay_lines().await?;
         for i in 0..cluster.spec.coordinators {
             cluster.start_process(&coordinator_name(i), "coordinator", &[])?;
         }
@@ -232,7 +151,49 @@ impl Cluster {
             dir,
             doors,
             processes: Vec::new(),
+            lines: HashMap::new(),
         })
+    }
+
+    /// Names of all nodes.
+    pub fn node_names(&self) -> Vec<String> {
+        let counts = [
+            ("prefill", self.spec.prefill),
+            ("decode", self.spec.decode),
+            ("both", self.spec.both),
+        ];
+        let of = |(role, count): (&str, usize)| (0..count).map(|i| format!("{role}-{i}")).collect::<Vec<_>>();
+        counts.into_iter().flat_map(of).collect()
+    }
+
+    async fn lay_lines(&mut self) -> Result<()> {
+        if !self.spec.relayed {
+            return Ok(());
+        }
+        let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        for (number, node) in (1_u64..).zip(self.node_names()) {
+            let (weather, port) = (Arc::new(Weather::default()), ports::free_udp()?);
+            let mut coordinators = Vec::new();
+            for (i, door) in (1_u64..).zip(&self.doors) {
+                let seed = 100 * number + i;
+                coordinators.push(Relay::start(loopback(door.control), Arc::clone(&weather), seed).await?);
+            }
+            let own = Relay::start(loopback(port), Arc::clone(&weather), 100 * number).await?;
+            let line = Line {
+                weather,
+                port,
+                coordinators,
+                own,
+            };
+            self.lines.insert(node, line);
+        }
+        Ok(())
+    }
+
+    /// What the network does to the packets from a node to coordinators and back, and to those that others send it.
+    pub fn weather(&self, node: &str) -> Result<&Weather> {
+        let line = self.lines.get(node).with_context(|| format!("no relays of {node}"))?;
+        Ok(&line.weather)
     }
 
     /// The cluster's directory.
@@ -275,8 +236,18 @@ impl Cluster {
     /// Arguments of a process of this cluster.
     pub fn arguments(&self, name: &str) -> Vec<String> {
         let certs = self.dir.path().join("certs");
-        let coordinators = self.doors.iter().map(|door| format!("\"127.0.0.1:{}\"", door.control));
-        let coordinators: Vec<_> = coordinators.collect();
+        let coordinators: Vec<String> = match self.lines.get(name) {
+            Some(line) => line
+                .coordinators
+                .iter()
+                .map(|relay| format!("\"{}\"", relay.address))
+                .collect(),
+            None => self
+                .doors
+                .iter()
+                .map(|door| format!("\"127.0.0.1:{}\"", door.control))
+                .collect(),
+        };
         let mut settings = vec![
             format!("cluster.ca_cert_path={}", certs.join("ca.pem").display()),
             format!("cluster.cert_path={}", certs.join(format!("{name}.pem")).display()),
@@ -295,6 +266,10 @@ impl Cluster {
                 settings.push(format!("admin.tokens=[\"{ADMIN_TOKEN}\"]"));
             }
             None => settings.push(format!("node.id={name}")),
+        }
+        if let Some(line) = self.lines.get(name) {
+            settings.push(format!("node.listen=127.0.0.1:{}", line.port));
+            settings.push(format!("node.advertise={}", line.own.address));
         }
         settings.extend(self.spec.settings.iter().cloned());
         settings
