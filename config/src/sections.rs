@@ -132,6 +132,8 @@ section! {
         /// step times, what is queued, what nodes have cached, and measured transfers; "least_loaded": the least work ahead;
         /// "round_robin": one after the other.
         routing: RoutingConfig = RoutingConfig::PrefixAffinity, Kind::Choice(&["prefix_affinity", "least_loaded", "round_robin"]);
+        /// Decisions about where requests go that are kept, with all that was looked at; the admin plane tells them.
+        decision_records: usize = 1_024, int(0, 1_048_576);
         /// Longest wait for a node, in milliseconds.
         queue_timeout_ms: u64 = 60_000, millis();
         /// Longest wait for a decode node's answer to a reservation, in milliseconds.

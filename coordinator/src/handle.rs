@@ -6,6 +6,7 @@ use protocol::ids::RequestId;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::core::cluster::{Order, OrderError};
+use crate::core::decisions::Decision;
 use crate::core::stop::StopMatcher;
 use crate::core::types::{ClientEvent, ClusterStatus, ServeError, ServeErrorKind, ServeRequest};
 
@@ -36,6 +37,8 @@ pub(crate) enum FromHandle {
     Cancel(RequestId),
     /// An operator's order.
     Order(Box<Ordered>),
+    /// Somebody wants to know why a request went where it went.
+    Decisions(RequestId, oneshot::Sender<Vec<Decision>>),
 }
 
 /// An operator's order on its way to the driver.
@@ -138,6 +141,22 @@ impl CoordinatorHandle {
         let ordered = FromHandle::Order(Box::new(Ordered { node, order, reply }));
         self.inputs.send(ordered).await.map_err(|_| stopped())?;
         answer.await.map_err(|_| stopped())
+    }
+
+    /// Why a request went where it went: one decision for each of its attempts, as far as they are kept
+    /// (`coordinator.decision_records`).
+    ///
+    /// # Errors
+    /// The coordinator stops.
+    pub async fn decisions(&self, request: RequestId) -> Result<Vec<Decision>, ServeError> {
+        let stopped = |_| ServeError::new(ServeErrorKind::Unavailable, "the coordinator stops");
+        let (reply, told) = oneshot::channel();
+        let question = FromHandle::Decisions(request, reply);
+        self.inputs
+            .send(question)
+            .await
+            .map_err(|_| ServeError::new(ServeErrorKind::Unavailable, "the coordinator stops"))?;
+        told.await.map_err(stopped)
     }
 
     /// What the cluster looks like; at most a fraction of a second old.

@@ -135,6 +135,7 @@ pub(crate) fn settings() -> ClusterSettings {
             window_tokens: 64,
             sharing_jobs: 2,
         },
+        decision_records: 16,
         policy: Policy::PrefixAffinity,
         steps: StepLimits {
             chunk_tokens: 32,

@@ -3,6 +3,7 @@
 
 pub mod admission;
 pub mod cluster;
+pub mod decisions;
 pub mod ledger;
 pub mod nodes;
 pub mod prefix_index;

@@ -205,6 +205,11 @@ impl Driver {
                 });
             }
             Input::Handle(FromHandle::Order(ordered)) => self.order(now, *ordered),
+            Input::Handle(FromHandle::Decisions(request, reply)) => {
+                if reply.send(self.core.decisions(now, request)).is_err() {
+                    tracing::trace!("whoever asked for decisions is gone");
+                }
+            }
             Input::Node(from) => self.node_said(from),
             Input::Timeout => self.core.on_timeout(now, &mut self.actions),
             Input::Sweep => self.sweep(now),

@@ -36,6 +36,7 @@ pub fn cluster(config: &Config, text: TextIdentity) -> ClusterSettings {
             RoutingConfig::LeastLoaded => Policy::LeastLoaded,
             RoutingConfig::RoundRobin => Policy::RoundRobin,
         },
+        decision_records: config.coordinator.decision_records,
         steps: StepLimits {
             chunk_tokens: config.engine.prefill_chunk_tokens.min(config.engine.max_batch_tokens),
             mixed_tokens: config.engine.mixed_prefill_tokens,

@@ -22,6 +22,8 @@ pub struct ClusterSettings {
     pub prefill_credit: PrefillCredit,
     /// How nodes are chosen.
     pub policy: Policy,
+    /// How many decisions are kept.
+    pub decision_records: usize,
     /// How the nodes' engines cut prompts.
     pub steps: StepLimits,
 }

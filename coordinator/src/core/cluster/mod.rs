@@ -21,6 +21,7 @@ use protocol::ids::{RequestId, Role};
 pub use self::interface::{Action, ClusterSettings, Fact, is_last};
 pub use self::orders::{Order, OrderError};
 use crate::core::admission::{Admission, CallId};
+use crate::core::decisions::Decisions;
 use crate::core::ledger::{Detokenizer, Ledger};
 use crate::core::nodes::{Leg, LegId, LinkId, Nodes, PeerName};
 use crate::core::prefix_index::Matches;
@@ -62,6 +63,7 @@ pub struct Cluster {
     admission: Admission,
     nodes: Nodes,
     router: Router,
+    decisions: Decisions,
     requests: BTreeMap<RequestId, Entry>,
     next_number: u64,
     /// Those in `State::Queued`.
@@ -81,6 +83,7 @@ impl Cluster {
             admission: Admission::new(settings.admission),
             nodes: Nodes::new(settings.text.clone(), settings.prefill_credit, settings.steps),
             router: Router::new(settings.policy),
+            decisions: Decisions::new(settings.decision_records),
             settings,
             detokenizer,
             requests: BTreeMap::new(),

@@ -8,9 +8,11 @@ use protocol::control::Job;
 use protocol::ids::{RequestId, Role};
 
 use super::{Action, Cluster, Entry, Prefix};
+use crate::core::decisions::{Decision, Record, Way};
 use crate::core::nodes::{Held, LinkId, Shape, Wanted, Work};
 use crate::core::prefix_index::Matches;
 use crate::core::request::{Request, RequestLimits};
+use crate::core::routing::Options;
 use crate::core::types::{ClusterStatus, ServeErrorKind, ServeRequest};
 
 /// Roles a request needs, and what it needs there.
@@ -93,11 +95,12 @@ impl Cluster {
             return;
         };
         self.stranded.remove(&place);
-        let chosen = &options.decode[chosen];
-        let leg = self.nodes.book(chosen.node.link, place.1, &shape, chosen.work);
+        let (link, work) = (options.decode[chosen].node.link, options.decode[chosen].work);
+        let leg = self.nodes.book(link, place.1, &shape, work);
         let job = self.go(now, place, |request, limits| {
             Job::Decode(request.resume(now, leg, limits))
         });
+        self.record(now, place.1, Way::Resume, (None, Some(chosen)), options);
         self.start_job(leg, job, actions);
     }
 
@@ -129,15 +132,16 @@ impl Cluster {
             },
         );
         if !needs_decode {
-            let Some(prefill) = self.router.prefill(&options) else {
+            let Some(chosen) = self.router.prefill(&options) else {
                 return false;
             };
             self.serve(id);
-            let prefill = &options.prefill[prefill];
-            let leg = self.nodes.book(prefill.node.link, place.1, prefill_shape, prefill.work);
+            let prefill = &options.prefill[chosen];
+            let leg = self.nodes.book(prefill.node.link, id, prefill_shape, prefill.work);
             let job = self.go(now, place, |request, limits| {
                 Job::Prefill(request.prefill_alone(now, leg, limits))
             });
+            self.record(now, id, Way::PromptOnly, (Some(chosen), None), options);
             self.start_job(leg, job, actions);
             return true;
         }
@@ -149,16 +153,54 @@ impl Cluster {
             return false;
         };
         self.serve(id);
+        let numbers = (Some(prefill), Some(decode));
         let (prefill, decode) = (&options.prefill[prefill], &options.decode[decode]);
-        let prefill_leg = self.nodes.book(prefill.node.link, place.1, prefill_shape, prefill.work);
-        let leg = self
-            .nodes
-            .book(decode.node.link, place.1, decode_shape, Work::default());
+        let prefill_leg = self.nodes.book(prefill.node.link, id, prefill_shape, prefill.work);
+        let leg = self.nodes.book(decode.node.link, id, decode_shape, Work::default());
         let job = self.go(now, place, |request, limits| {
             Job::Decode(request.reserve(now, leg, prefill_leg, limits))
         });
+        self.record(now, id, Way::Handoff, numbers, options);
         self.start_job(leg, job, actions);
         true
+    }
+
+    /// Keeps what was decided about a request that goes to the nodes with these numbers in `options`.
+    fn record(
+        &mut self,
+        now: Instant,
+        id: RequestId,
+        way: Way,
+        (prefill, decode): (Option<usize>, Option<usize>),
+        candidates: Options,
+    ) {
+        let Some(request) = self.requests.get(&id).map(|entry| &entry.request) else {
+            return;
+        };
+        let decision = Decision {
+            request: String::new(),
+            attempt: request.attempt(),
+            age_ms: 0,
+            policy: self.router.policy().as_str(),
+            prompt_tokens: request.request.token_ids.len(),
+            way,
+            prefill: prefill.map(|number| candidates.prefill[number].node.name.clone()),
+            decode: decode.map(|number| candidates.decode[number].node.name.clone()),
+            remote_us: candidates.remote_us(),
+            local_us: candidates.local_us(),
+            candidates,
+        };
+        let at = now;
+        self.decisions.push(Record {
+            request: id,
+            at,
+            decision,
+        });
+    }
+
+    /// What is kept of the decisions about a request, by attempt.
+    pub fn decisions(&self, now: Instant, request: RequestId) -> Vec<Decision> {
+        self.decisions.of(now, request)
     }
 
     /// Finds out what nodes have of a request's prompt, unless that is known.

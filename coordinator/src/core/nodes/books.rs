@@ -4,11 +4,12 @@
 use std::collections::BTreeSet;
 
 use protocol::ids::RequestId;
+use serde::Serialize;
 
 use super::{BACKOFF_MIN, Leg, LegId, LinkId, Node, Nodes, Shape};
 
 /// Prompt tokens that a node has yet to compute for a job, and how long that will take by itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Work {
     /// Tokens that no cache has.
     pub tokens: usize,

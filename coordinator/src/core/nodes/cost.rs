@@ -3,6 +3,7 @@
 //! All times are whole microseconds, so that equal nodes cost exactly the same and a decision can be repeated.
 
 use protocol::control::{LoadReport, StepTimeModel};
+use serde::Serialize;
 
 use super::Node;
 
@@ -47,7 +48,7 @@ pub struct StepLimits {
 }
 
 /// What computing a prompt on a node that may be generating costs, in microseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Beside {
     /// From the first row to the first token.
     pub compute_us: u64,

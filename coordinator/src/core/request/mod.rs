@@ -306,6 +306,11 @@ impl Request {
         (wanted.min(left).as_millis() as u64).max(1)
     }
 
+    /// Number of its current attempt, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.epoch.0
+    }
+
     /// Node of the last failed attempt.
     pub fn avoid(&self) -> Option<&NodeId> {
         self.avoid.as_ref()

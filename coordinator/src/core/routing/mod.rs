@@ -9,6 +9,8 @@ pub mod round_robin;
 
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use super::nodes::{Beside, LinkId, Work};
 
 /// How nodes are chosen.
@@ -35,9 +37,10 @@ impl Policy {
 }
 
 /// A node that could take the job at hand, as a policy sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Candidate {
     /// The node's link.
+    #[serde(skip)]
     pub link: LinkId,
     /// Its name.
     pub name: Arc<str>,
@@ -52,9 +55,10 @@ pub struct Candidate {
 }
 
 /// A prefill node, and what the prompt costs there.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PrefillOption {
     /// The node.
+    #[serde(flatten)]
     pub node: Candidate,
     /// Microseconds until it has computed what it was sent before.
     pub queue_us: u64,
@@ -65,9 +69,10 @@ pub struct PrefillOption {
 }
 
 /// A decode node, and what the request costs there.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DecodeOption {
     /// The node.
+    #[serde(flatten)]
     pub node: Candidate,
     /// Leading blocks of the prompt that it has cached.
     pub cached_blocks: usize,
@@ -84,7 +89,7 @@ pub struct DecodeOption {
 }
 
 /// The nodes that could take a request.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Options {
     /// For the prompt.
     pub prefill: Vec<PrefillOption>,
@@ -122,6 +127,21 @@ impl Options {
     }
 }
 
+impl Options {
+    /// Cost of the cheapest pair with room on the decode node, whether or not the prefill node can begin now.
+    pub fn remote_us(&self) -> Option<u64> {
+        let free = || (0..self.decode.len()).filter(|number| self.decode[*number].node.free);
+        let pairs = (0..self.prefill.len()).flat_map(|prefill| free().map(move |decode| (prefill, decode)));
+        pairs.map(|(prefill, decode)| self.pair_us(prefill, decode)).min()
+    }
+
+    /// Cost on the cheapest decode node with room, if it computes the prompt itself.
+    pub fn local_us(&self) -> Option<u64> {
+        let free = self.decode.iter().filter(|option| option.node.free);
+        free.map(DecodeOption::local_us).min()
+    }
+}
+
 /// Chooses by the policy, and remembers what the policy needs to remember.
 #[derive(Debug)]
 pub struct Router {
@@ -143,6 +163,11 @@ impl Router {
             policy,
             turns: Turns::default(),
         }
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> Policy {
+        self.policy
     }
 
     /// A prefill and a decode node, by their numbers in `options`; `None` if there is no room on one of the sides.

@@ -2,11 +2,12 @@
 
 use proptest::prelude::*;
 use protocol::control::{CacheChange, HandoffStats, JobEvent};
-use protocol::ids::Role;
+use protocol::ids::{RequestId, Role};
 use protocol::prefix::block_hashes;
 
 use super::bench::Bench;
 use crate::core::cluster::Fact;
+use crate::core::decisions::Way;
 use crate::core::fixtures::{BLOCK_TOKENS, hello, request, settings};
 use crate::core::nodes::{LegId, PeerName};
 use crate::core::routing::Policy;
@@ -198,4 +199,35 @@ fn a_prompt_goes_where_it_is_cached_unless_that_node_has_too_much_to_do() {
     let on_p2 = bench.on("p2").len();
     bench.submit(request(4, 60, 3));
     assert_eq!(bench.on("p2").len(), on_p2, "it has forgotten everything");
+}
+
+#[test]
+fn a_decision_tells_what_was_looked_at() {
+    let mut bench = cluster(Policy::PrefixAffinity, 2);
+    caches(&mut bench, "p1", 1, 24);
+    bench.submit(request(1, 24, 3));
+    bench.advance(std::time::Duration::from_millis(20));
+    let told = bench.cluster.decisions(bench.now, RequestId(1));
+    let [decision] = told.as_slice() else {
+        panic!("{told:?}")
+    };
+    assert_eq!((decision.attempt, decision.age_ms, decision.way), (1, 20, Way::Handoff));
+    assert_eq!(
+        (decision.prefill.as_deref(), decision.decode.as_deref()),
+        (Some("p1"), Some("d0"))
+    );
+    let cached: Vec<_> = decision
+        .candidates
+        .prefill
+        .iter()
+        .map(|option| option.cached_tokens)
+        .collect();
+    assert_eq!(cached, [0, 20], "the last row is computed in any case");
+    assert_eq!(decision.remote_us, Some(decision.candidates.pair_us(1, 0)));
+    assert_eq!(decision.candidates.transfer_us.len(), 4);
+    // Another attempt is another decision.
+    bench.lose("d0");
+    let told = bench.cluster.decisions(bench.now, RequestId(1));
+    assert_eq!(told.iter().map(|decision| decision.attempt).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(told[1].decode.as_deref(), Some("d1"));
 }
