@@ -160,7 +160,7 @@ section! {
         /// Keys of which clients must send one; none lets everybody in.
         api_keys: Vec<Secret> = Vec::new(), Kind::List { item: Text::Secret, min_items: 0 };
         /// Path of the certificate (PEM, with those that vouch for it) with which clients are served over HTTPS; empty: plain
-        /// HTTP. The file is read again when it changes.
+        /// HTTP. The file is read again when it changes, and on SIGHUP.
         tls_cert_path: String = String::new(), Kind::Text(Text::Any);
         /// Path of the private key (PEM) of tls_cert_path.
         tls_key_path: String = String::new(), Kind::Text(Text::Any);
@@ -211,6 +211,13 @@ section! {
         max_video_bytes: u64 = 536_870_912, int(1, 1 << 32);
         /// Largest audio file, in bytes.
         max_audio_bytes: u64 = 41_943_040, int(1, 1 << 32);
+        /// Most media of one request.
+        max_per_request: usize = 20, int(1, 1_024);
+        /// Most bytes of all media of one request.
+        max_total_bytes: u64 = 1_048_576_000, int(1, 1 << 40);
+        /// Folder into which media are downloaded. One and a half times the largest medium for each of
+        /// limits.max_concurrent_requests must be free there, or nothing is downloaded.
+        download_dir: String = "/var/tmp".to_owned(), Kind::Text(Text::NonEmpty);
     }
 }
 

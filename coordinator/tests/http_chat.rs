@@ -82,6 +82,49 @@ fn a_conversation_becomes_the_templates_prompt() {
 }
 
 #[test]
+fn the_last_message_is_continued_where_that_is_asked_for() {
+    let front = start_chat(TEMPLATE);
+    let messages = r#"[{"role":"user","content":"hi"},{"role":"assistant","content":[{"type":"text","text":"I s"},
+        {"type":"text","text":"ay "}]}]"#;
+    for more in [
+        "",
+        ",\"add_generation_prompt\":false",
+        ",\"add_generation_prompt\":null",
+    ] {
+        let options = format!(",\"continue_final_message\":true,\"chat_template_kwargs\":{{\"loud\":true}}{more}");
+        let answer = with_messages(&front, messages, &options);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(prompt(&front), "<s>[user]hi[assistant]I say ");
+        let content = &answer.json()["choices"][0]["message"]["content"];
+        assert_eq!(content, "hello", "what was there is not repeated");
+    }
+    let tokens = post(
+        front.address,
+        "/tokenize",
+        format!("{{\"messages\":{messages},\"continue_final_message\":true}}"),
+    );
+    assert_eq!(tokens.json()["tokens"], json!(front.backend.last().token_ids));
+
+    let count = front.backend.count();
+    let called = r#"[{"role":"assistant","content":"a","tool_calls":[{"function":{"name":"f"}}]}]"#;
+    for (messages, options, param) in [
+        (messages, ",\"add_generation_prompt\":true", "continue_final_message"),
+        (called, "", "messages[0].tool_calls"),
+    ] {
+        let answer = with_messages(&front, messages, &format!(",\"continue_final_message\":true{options}"));
+        assert_eq!(
+            (answer.status, answer.json()["error"]["param"].as_str()),
+            (400, Some(param))
+        );
+    }
+    let unshown = start_chat("{{ messages[0].role }}");
+    let answer = with_messages(&unshown, messages, ",\"continue_final_message\":true");
+    assert_eq!(answer.status, 400);
+    assert!(answer.text().contains("cannot be continued"), "{}", answer.text());
+    assert_eq!(front.backend.count(), count);
+}
+
+#[test]
 fn a_template_that_knows_developers_meets_them() {
     let front = start_chat("{% if messages[0].role == 'developer' %}D{% endif %}{{ messages[0].content }}");
     let answer = with_messages(&front, r#"[{"role":"developer","content":"x"}]"#, "");

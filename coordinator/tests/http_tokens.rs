@@ -21,6 +21,10 @@ fn texts_become_tokens_and_tokens_texts() {
     let plain = tokenize(r#"{"model":"tiny","prompt":"a<x>","add_special_tokens":false,"return_token_strs":true}"#);
     assert_eq!(plain.json()["tokens"], json!([97, SPECIAL]));
     assert_eq!(plain.json()["token_strs"], json!(["a", "<x>"]));
+    // What changes nothing is taken, as by vLLM.
+    let without = r#"{"prompt":"hé","tools":[],"chat_template_kwargs":{},"add_generation_prompt":false,
+        "continue_final_message":false}"#;
+    assert_eq!(tokenize(without).json()["tokens"], json!(expected));
     assert_eq!(
         tokenize(r#"{"prompt":"","add_special_tokens":false}"#).json()["count"],
         0
@@ -82,6 +86,42 @@ fn what_is_wrong_is_named() {
             r#"{"prompt":"a","return_token_strs":1}"#,
             400,
             json!("return_token_strs"),
+        ),
+        (
+            "/tokenize",
+            r#"{"prompt":"a","tools":[{}]}"#,
+            400,
+            json!("tools[0].type"),
+        ),
+        (
+            "/tokenize",
+            r#"{"prompt":"a","tools":[{"type":"function","function":{"name":"f"}}]}"#,
+            400,
+            json!("tools"),
+        ),
+        (
+            "/tokenize",
+            r#"{"prompt":"a","chat_template_kwargs":{"a":1}}"#,
+            400,
+            json!("chat_template_kwargs"),
+        ),
+        (
+            "/tokenize",
+            r#"{"prompt":"a","continue_final_message":true}"#,
+            400,
+            json!("continue_final_message"),
+        ),
+        (
+            "/tokenize",
+            r#"{"prompt":"a","add_generation_prompt":1}"#,
+            400,
+            json!("add_generation_prompt"),
+        ),
+        (
+            "/tokenize",
+            r#"{"prompt":"a","chat_template":"x"}"#,
+            400,
+            json!("chat_template"),
         ),
         ("/tokenize", r#"{"prompt":"a","model":"x"}"#, 404, json!("model")),
         ("/detokenize", "{}", 400, json!("tokens")),

@@ -12,8 +12,11 @@ use std::thread;
 use std::time::Duration;
 
 use config::MediaConfig;
+use coordinator::http::error::Family;
+use coordinator::http::media::failure;
 use coordinator::media::fetch::{FetchError, Fetcher, Network, SystemNetwork};
 use coordinator::media::policy::{MediaKind, Policy, Refusal, Source};
+use coordinator::media::spool::{Spool, SpoolError};
 use futures_util::future::BoxFuture;
 use http_support::client::post;
 use http_support::start_with;
@@ -124,15 +127,57 @@ fn trust_nobody() -> Arc<ClientConfig> {
 }
 
 fn fetch(network: &Net, url: &str) -> Result<Vec<u8>, FetchError> {
-    let Source::Remote(remote) = policy().check(MediaKind::Image, url)? else {
+    fetch_to(network, MediaKind::Image, url, 1)
+}
+
+/// With room for so many requests.
+fn fetch_to(network: &Net, kind: MediaKind, url: &str, requests: usize) -> Result<Vec<u8>, FetchError> {
+    let Source::Remote(remote) = policy().check(kind, url)? else {
         panic!("{url} is remote")
     };
-    let fetcher = Fetcher::new(policy(), network.clone(), trust_nobody(), Duration::from_millis(700));
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = MediaConfig {
+        download_dir: folder.path().to_str().expect("UTF-8").to_owned(),
+        max_video_bytes: 1 << 32,
+        ..MediaConfig::default()
+    };
+    let spool = Arc::new(Spool::new(&config, requests));
+    let fetcher = Fetcher::new(
+        policy(),
+        spool,
+        network.clone(),
+        trust_nobody(),
+        Duration::from_millis(700),
+    );
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime");
-    runtime.block_on(fetcher.fetch(MediaKind::Image, remote))
+    let mut medium = runtime.block_on(fetcher.fetch(kind, remote))?;
+    let mut bytes = Vec::new();
+    medium.file.read_to_end(&mut bytes).expect("readable");
+    assert_eq!(bytes.len() as u64, medium.bytes);
+    Ok(bytes)
+}
+
+#[test]
+fn nobody_is_asked_while_the_disk_lacks_the_room_that_is_kept_free() {
+    let pictures = host("HTTP/1.1 200 OK\r\n\r\nabcd");
+    let network = made(&[("pictures.example", &["9.9.9.9"])], &[("9.9.9.9", &pictures)]);
+    let error = fetch_to(&network, MediaKind::Image, "http://pictures.example/a.png", 1 << 30)
+        .expect_err("no disk is that large");
+    assert!(matches!(error, FetchError::Spool(SpoolError::Full { .. })), "{error}");
+    assert_eq!((pictures.visitors(), network.0.asked.load(Ordering::SeqCst)), (0, 0));
+    let told = failure("inputs[0].image_url", &error);
+    assert_eq!(told.status(Family::Tgi).as_u16(), 503, "{told:?}");
+    let refused = failure("inputs[0].image_url", &FetchError::Refused(Refusal::Deceiving));
+    assert_eq!(
+        (
+            refused.status(Family::Tgi).as_u16(),
+            refused.status(Family::OpenAi).as_u16()
+        ),
+        (422, 400)
+    );
 }
 
 #[test]
@@ -151,6 +196,15 @@ fn an_allowed_host_is_asked_once() {
         (1, 1),
         "resolved once"
     );
+}
+
+#[test]
+fn a_large_answer_is_stored_whole() {
+    let film: Vec<u8> = (0..1_000_003_u32).flat_map(u32::to_le_bytes).collect();
+    let films = host([b"HTTP/1.1 200 OK\r\n\r\n".to_vec(), film.clone()].concat());
+    let network = made(&[("pictures.example", &["9.9.9.9"])], &[("9.9.9.9", &films)]);
+    let found = fetch_to(&network, MediaKind::Video, "http://pictures.example/a.mp4", 1).expect("fetched");
+    assert!(found == film, "{} bytes instead of {}", found.len(), film.len());
 }
 
 #[test]

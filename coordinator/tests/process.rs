@@ -171,11 +171,28 @@ impl Process {
     }
 
     fn terminate(&self) {
+        self.signal("-TERM");
+    }
+
+    fn signal(&self, signal: &str) {
         let status = Command::new("kill")
-            .arg("-TERM")
+            .arg(signal)
             .arg(self.child.id().to_string())
             .status();
         assert!(status.expect("it runs").success());
+    }
+
+    /// Waits until it says this.
+    fn wait_for(&mut self, message: &str, asked: bool) -> serde_json::Value {
+        loop {
+            let mut line = String::new();
+            let length = self.log.read_line(&mut line).expect("UTF-8");
+            assert_ne!(length, 0, "it ended without saying: {message}");
+            let line: serde_json::Value = serde_json::from_str(&line).expect("a JSON line");
+            if line["message"] == message && line["asked"] == asked {
+                return line;
+            }
+        }
     }
 
     /// Waits for the end; its exit code.
@@ -263,6 +280,41 @@ fn an_idle_coordinator_ends_on_a_signal() {
     let process = site.start(&[]);
     let health = read(process.connect("GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
     assert!(health.starts_with("HTTP/1.1 503"), "no nodes: {health}");
+    process.terminate();
+    assert_eq!(process.end(), Some(0));
+}
+
+#[test]
+fn a_hangup_makes_it_read_its_https_certificate() {
+    let site = Site::new();
+    let file = |name: &str| site.dir.path().join(name);
+    let issue = || {
+        let issued = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+        fs::write(file("https.crt"), issued.cert.pem()).expect("written");
+        fs::write(file("https.key"), issued.signing_key.serialize_pem()).expect("written");
+    };
+    issue();
+    let setting = |name: &str, path: PathBuf| format!("coordinator.{name}={}", path.display());
+    let settings = [
+        setting("tls_cert_path", file("https.crt")),
+        setting("tls_key_path", file("https.key")),
+    ];
+    let mut process = site.start(&settings.each_ref().map(String::as_str));
+    // Without a change it reads them, too: whoever asks wants to know.
+    for _ in 0..2 {
+        process.signal("-HUP");
+        process.wait_for("the certificate of the HTTPS port has been read", true);
+    }
+    fs::write(file("https.key"), "no key").expect("written");
+    for _ in 0..2 {
+        process.signal("-HUP");
+        let line = process.wait_for("the certificate of the HTTPS port stays as it is", true);
+        let error = line["error"].as_str().expect("a reason");
+        assert!(error.starts_with("coordinator.tls_key_path"), "{error}");
+    }
+    issue();
+    process.signal("-HUP");
+    process.wait_for("the certificate of the HTTPS port has been read", true);
     process.terminate();
     assert_eq!(process.end(), Some(0));
 }

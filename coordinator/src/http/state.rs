@@ -1,7 +1,7 @@
 //! What every handler shares: the cluster, the model's text side, limits, metrics.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use actix_web::web::Payload;
@@ -67,6 +67,12 @@ impl ServedModel {
         found.filter(|_| !self.is_base(name)).cloned()
     }
 
+    /// All names under which it is served, its adapters' included.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let others = self.aliases.iter().chain(&self.adapters).map(String::as_str);
+        std::iter::once(self.name.as_str()).chain(others)
+    }
+
     fn is_base(&self, name: &str) -> bool {
         self.name == name || self.aliases.iter().any(|alias| alias == name)
     }
@@ -112,6 +118,8 @@ pub struct HttpState {
     bodies: BodyReader,
     long_work: LongWork,
     high_seed_seen: AtomicBool,
+    /// The text of `/openapi.json`, once somebody has asked for it.
+    pub(super) document: OnceLock<String>,
 }
 
 impl HttpState {
@@ -126,6 +134,7 @@ impl HttpState {
             prompts: PromptTokenizer::new(model.text.tokenizer.clone(), long_work.clone()),
             long_work,
             high_seed_seen: AtomicBool::new(false),
+            document: OnceLock::new(),
             lengths: Lengths::new(&config.limits, model.text.max_position_embeddings),
             bodies: BodyReader::new(
                 config.limits.max_body_bytes,

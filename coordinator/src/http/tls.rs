@@ -1,8 +1,9 @@
 //! HTTPS for clients: a certificate and its key from files, read again when they change.
 //!
-//! Whoever renews a certificate replaces the files; the process needs no signal and no restart. New connections get the
-//! new certificate, those that are open keep theirs. Files that do not fit together, as while they are being replaced,
-//! change nothing.
+//! Whoever renews a certificate replaces the files; the process needs no restart, and no signal: it looks at them every
+//! second, and at once when it gets a SIGHUP, which is what tools that renew certificates send. New connections get the new
+//! certificate, those that are open keep theirs. Files that do not fit together, as while they are being replaced, change
+//! nothing.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
@@ -16,6 +17,7 @@ use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use thiserror::Error;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
 /// How often the files are looked at.
@@ -108,14 +110,15 @@ impl Certificates {
             .with_cert_resolver(Arc::<Self>::clone(self)))
     }
 
-    /// Looks at the files; true if they hold something new that is in use now. The same trouble is told once.
+    /// Looks at the files; true if what they hold has been taken into use now. What has been seen before is looked at again
+    /// only if somebody has `asked` for it: the same trouble is told once.
     ///
     /// # Errors
-    /// They cannot be read, or what is new in them cannot be used; the certificate in use stays.
-    pub fn reload(&self) -> Result<bool, TlsError> {
+    /// They cannot be read, or what they hold cannot be used; the certificate in use stays.
+    pub fn reload(&self, asked: bool) -> Result<bool, TlsError> {
         let found = read(&self.cert_path, &self.key_path)?;
         let known = |loaded: &Loaded| loaded.seen == found;
-        if known(&self.loaded.read().unwrap_or_else(PoisonError::into_inner)) {
+        if !asked && known(&self.loaded.read().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(false);
         }
         let key = usable(&found, &self.cert_path, &self.key_path, &self.provider);
@@ -133,31 +136,59 @@ impl ResolvesServerCert for Certificates {
     }
 }
 
-/// Reloads the certificate as often as its files change, as long as somebody uses it.
-pub async fn follow(certificates: Weak<Certificates>) {
-    let mut looks = interval(LOOK);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut unreadable = false;
-    loop {
-        looks.tick().await;
-        let Some(certificates) = certificates.upgrade() else {
-            return;
-        };
-        let looked = tokio::task::spawn_blocking(move || certificates.reload()).await;
-        match looked {
-            Ok(Ok(true)) => {
-                unreadable = false;
-                tracing::info!("the certificate of the HTTPS port has been replaced");
-            }
-            Ok(Ok(false)) => {}
-            Ok(Err(error @ TlsError::File { .. })) if unreadable => tracing::debug!(%error, "still unreadable"),
-            Ok(Err(error)) => {
-                unreadable = matches!(error, TlsError::File { .. });
-                tracing::warn!(%error, "the certificate of the HTTPS port stays as it is");
-            }
-            Err(_) => return,
+/// Reloads the certificate whenever its files change, and on every SIGHUP, as long as somebody uses it. The signal is
+/// listened to from the call on.
+pub fn follow(certificates: Weak<Certificates>) -> impl Future<Output = ()> {
+    let mut hangups = signal(SignalKind::hangup())
+        .inspect_err(|error| tracing::warn!(%error, "SIGHUP cannot be listened to"))
+        .ok();
+    async move {
+        let mut looks = interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut unreadable = false;
+        loop {
+            let asked = tokio::select! {
+                _ = looks.tick() => false,
+                () = hangup(&mut hangups) => true,
+            };
+            let Some(certificates) = certificates.upgrade() else {
+                return;
+            };
+            let Ok(looked) = tokio::task::spawn_blocking(move || certificates.reload(asked)).await else {
+                return;
+            };
+            unreadable = tell(looked, asked, unreadable);
         }
     }
+}
+
+/// Tells what came of a look at the files. True if they were `unreadable`, which is told once.
+fn tell(looked: Result<bool, TlsError>, asked: bool, unreadable: bool) -> bool {
+    match looked {
+        Ok(false) => unreadable,
+        Ok(true) => {
+            tracing::info!(asked, "the certificate of the HTTPS port has been read");
+            false
+        }
+        Err(error @ TlsError::File { .. }) if unreadable && !asked => {
+            tracing::debug!(%error, "still unreadable");
+            true
+        }
+        Err(error) => {
+            tracing::warn!(asked, %error, "the certificate of the HTTPS port stays as it is");
+            matches!(error, TlsError::File { .. })
+        }
+    }
+}
+
+/// The next SIGHUP; never, if none can be listened to.
+async fn hangup(hangups: &mut Option<Signal>) {
+    if let Some(hangups) = hangups
+        && hangups.recv().await.is_some()
+    {
+        return;
+    }
+    std::future::pending().await
 }
 
 fn read(cert_path: &Path, key_path: &Path) -> Result<Contents, TlsError> {

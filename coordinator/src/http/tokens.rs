@@ -13,8 +13,9 @@ use super::error::{ApiError, ErrorKind, Family};
 use super::json::fields::{FieldError, Fields, wrong_element};
 use super::json::raw::{Kind, Raw};
 use super::json::scan;
+use super::json::tree::Tree;
 use super::openai::chat::messages::Reader;
-use super::openai::chat::template::{Conversation, TemplateFacts};
+use super::openai::chat::template::{Conversation, Ending, Options, TemplateFacts};
 use super::openai::chat::{messages, template, tools};
 use super::openai::handlers::unknown_model;
 use super::state::HttpState;
@@ -148,6 +149,10 @@ fn read_tokenize(
     let max_chars = reader.max_chars;
     let fields = object(body, TOKENIZE_FIELDS)?;
     let prompt = fields.string("prompt", "a string")?;
+    // Whatever is given must be right, also where it changes nothing.
+    let special = fields.bool("add_special_tokens")?;
+    let tools = tools::listed(&fields)?.map(|(list, _)| list);
+    let options = template::options(&fields)?;
     let source = match (prompt, fields.get("messages")) {
         (Some(_), Some(_)) => {
             return Err(FieldError::rule("prompt", "must be absent where `messages` is given").into());
@@ -159,23 +164,43 @@ fn read_tokenize(
                 let problem = format!("has {chars} characters, but must have at most {max_chars}");
                 return Err(FieldError::rule("prompt", problem).into());
             }
+            of_chats_only(tools.as_ref(), &options)?;
             Source::Prompt {
                 text: text.into_owned(),
-                special: fields.bool("add_special_tokens")?.unwrap_or(true),
+                special: special.unwrap_or(true),
             }
         }
         (None, Some(_)) => {
-            if fields.bool("add_special_tokens")?.unwrap_or(false) {
+            if special.unwrap_or(false) {
                 let problem = "is true, but must be false or absent with `messages`: the template brings them";
                 return Err(FieldError::rule("add_special_tokens", problem).into());
             }
             let messages = messages::read(&fields, reader)?;
-            let tools = tools::listed(&fields)?.map(|(list, _)| list);
-            Source::Chat(template::options(&fields, messages, tools, facts)?)
+            Source::Chat(Conversation::new(messages, tools, options, facts)?)
         }
     };
     let strings = fields.bool("return_token_strs")?.unwrap_or(false);
     Ok((model(&fields)?, source, strings))
+}
+
+/// Refuses what a prompt without a template could only ignore.
+fn of_chats_only(tools: Option<&Tree>, options: &Options) -> Result<(), FieldError> {
+    let variables = options
+        .variables
+        .as_ref()
+        .is_some_and(|variables| !variables.is_empty());
+    let given = [
+        ("tools", tools.is_some()),
+        ("chat_template_kwargs", variables),
+        ("continue_final_message", options.ending == Ending::Continued),
+    ];
+    match given.into_iter().find_map(|(name, given)| given.then_some(name)) {
+        Some(name) => {
+            let problem = "must be absent where `prompt` is given: it needs `messages`";
+            Err(FieldError::rule(name, problem))
+        }
+        None => Ok(()),
+    }
 }
 
 async fn detokenized(request: &HttpRequest, payload: Payload, state: &HttpState) -> Result<Detokenized, ApiError> {

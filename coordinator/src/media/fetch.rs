@@ -2,10 +2,12 @@
 //!
 //! A name is resolved once; every address it has must be public, and the connection goes to one of those that were
 //! judged, so that a name that changes its mind in between gains nothing. A redirect is a new reference and is judged
-//! like the first one. The answer is read up to the limit, whatever it says about its own length.
+//! like the first one. The answer is read up to the limit, whatever it says about its own length, and goes to a file
+//! without a name: a few large ones at a time would fill the memory. Nobody is asked for anything while the disk lacks the
+//! room that is kept free.
 
 use std::future::Future;
-use std::io;
+use std::io::{self, Seek, Write};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,7 +21,9 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use super::Medium;
 use super::policy::{MediaKind, Policy, Refusal, Remote, Source};
+use super::spool::{Spool, SpoolError};
 
 /// Most redirects.
 const MAX_REDIRECTS: usize = 3;
@@ -27,6 +31,8 @@ const MAX_REDIRECTS: usize = 3;
 const MAX_HEAD: usize = 16_384;
 /// Bytes asked for at once.
 const PIECE: usize = 16_384;
+/// Bytes that are written at once.
+const WRITTEN_AT_ONCE: usize = 262_144;
 
 /// Why there is no medium.
 #[derive(Debug, Error)]
@@ -49,6 +55,9 @@ pub enum FetchError {
     /// It takes too long.
     #[error("it takes too long")]
     Slow,
+    /// There is no room for it.
+    #[error(transparent)]
+    Spool(#[from] SpoolError),
 }
 
 /// A future that may move between threads.
@@ -79,6 +88,7 @@ impl Network for SystemNetwork {
 /// Fetches what a policy allows.
 pub struct Fetcher<N> {
     policy: Arc<Policy>,
+    spool: Arc<Spool>,
     network: N,
     tls: Arc<ClientConfig>,
     patience: Duration,
@@ -91,26 +101,29 @@ struct Head {
 }
 
 impl<N: Network> Fetcher<N> {
-    /// `tls`: whom to trust. `patience`: longest time for one medium, redirects included.
-    pub fn new(policy: Arc<Policy>, network: N, tls: Arc<ClientConfig>, patience: Duration) -> Self {
+    /// `spool`: where media go. `tls`: whom to trust. `patience`: longest time for one medium, redirects included.
+    pub fn new(policy: Arc<Policy>, spool: Arc<Spool>, network: N, tls: Arc<ClientConfig>, patience: Duration) -> Self {
         Self {
             policy,
+            spool,
             network,
             tls,
             patience,
         }
     }
 
-    /// The bytes of a medium that [`Policy::check`] has let through.
+    /// A medium that [`Policy::check`] has let through.
     ///
     /// # Errors
-    /// An address or a redirect is refused, the host fails, or it sends too much or too slowly.
-    pub async fn fetch(&self, kind: MediaKind, remote: Remote) -> Result<Vec<u8>, FetchError> {
+    /// There is no room for it, an address or a redirect is refused, the host fails, or it sends too much or too slowly.
+    pub async fn fetch(&self, kind: MediaKind, remote: Remote) -> Result<Medium, FetchError> {
         let all = timeout(self.patience, self.follow(kind, remote)).await;
         all.map_err(|_| FetchError::Slow)?
     }
 
-    async fn follow(&self, kind: MediaKind, mut remote: Remote) -> Result<Vec<u8>, FetchError> {
+    async fn follow(&self, kind: MediaKind, mut remote: Remote) -> Result<Medium, FetchError> {
+        let spool = Arc::clone(&self.spool);
+        aside(move || spool.check()).await?;
         for _ in 0..=MAX_REDIRECTS {
             let address = self.address(&remote).await?;
             let stream = self.network.connect(address).await.map_err(FetchError::Unreachable)?;
@@ -123,7 +136,7 @@ impl<N: Network> Fetcher<N> {
                 self.exchange(stream, &remote, kind).await?
             };
             match (head.status, head.location) {
-                (200, _) => return Ok(body),
+                (200, _) => return body.ok_or(FetchError::Answer),
                 (301 | 302 | 303 | 307 | 308, Some(location)) => remote = self.redirected(kind, &remote, &location)?,
                 (status, _) => return Err(FetchError::Status(status)),
             }
@@ -171,8 +184,7 @@ impl<N: Network> Fetcher<N> {
         mut stream: impl AsyncRead + AsyncWrite + Unpin,
         remote: &Remote,
         kind: MediaKind,
-    ) -> Result<(Head, Vec<u8>), FetchError> {
-        let most = self.policy.max_bytes(kind);
+    ) -> Result<(Head, Option<Medium>), FetchError> {
         // The older version has no chunks: the body is what comes until the end.
         let request = format!(
             "GET {} HTTP/1.0\r\nhost: {}\r\naccept: */*\r\nconnection: close\r\n\r\n",
@@ -192,15 +204,52 @@ impl<N: Network> Fetcher<N> {
             }
         };
         let head = head(&bytes[..end]).ok_or(FetchError::Answer)?;
-        let mut body = bytes.split_off(end + 4);
-        if head.status == 200 {
-            while body.len() as u64 <= most && more(&mut stream, &mut body).await? {}
-            if body.len() as u64 > most {
-                return Err(Refusal::TooLarge(most).into());
-            }
-        }
+        let body = if head.status == 200 {
+            Some(
+                self.store(stream, bytes.split_off(end + 4), self.policy.max_bytes(kind))
+                    .await?,
+            )
+        } else {
+            None
+        };
         Ok((head, body))
     }
+
+    /// Puts `first` and whatever follows it into a file.
+    async fn store(&self, mut stream: impl AsyncRead + Unpin, first: Vec<u8>, most: u64) -> Result<Medium, FetchError> {
+        let spool = Arc::clone(&self.spool);
+        let mut file = aside(move || spool.file()).await?;
+        let (mut piece, mut bytes, mut open) = (first, 0, true);
+        loop {
+            while open && piece.len() < WRITTEN_AT_ONCE {
+                open = more(&mut stream, &mut piece).await?;
+            }
+            bytes += piece.len() as u64;
+            if bytes > most {
+                return Err(Refusal::TooLarge(most).into());
+            }
+            (file, piece) = aside(move || {
+                file.write_all(&piece)?;
+                piece.clear();
+                if !open {
+                    file.rewind()?;
+                }
+                Ok((file, piece))
+            })
+            .await?;
+            if !open {
+                return Ok(Medium { file, bytes });
+            }
+        }
+    }
+}
+
+/// Does what waits for the disk, on a thread for that.
+async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, SpoolError> + Send + 'static,
+) -> Result<T, SpoolError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| SpoolError::Disk(io::Error::other(error)))?
 }
 
 /// Reads more; false at the end. A TLS connection that ends without a goodbye may have been cut: that is no end.

@@ -4,15 +4,16 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use super::Medium;
 use super::policy::{MediaKind, Policy, Refusal};
 
-/// Opens a local medium, and tells its size in bytes. Links and `..` are resolved first: what counts is where the file
+/// Opens a local medium. Links and `..` are resolved first: what counts is where the file
 /// really lies and what it really is.
 ///
 /// # Errors
 /// It is not there, lies outside of the folder, is no plain file, has a wrong extension or too many bytes. That it is not
 /// there and that it lies elsewhere sound the same: nobody learns what files there are.
-pub fn open(policy: &Policy, kind: MediaKind, path: &Path) -> Result<(File, u64), Refusal> {
+pub fn open(policy: &Policy, kind: MediaKind, path: &Path) -> Result<Medium, Refusal> {
     let outside = |_| Refusal::Outside;
     let root = policy.root.canonicalize().map_err(outside)?;
     let real = path.canonicalize().map_err(outside)?;
@@ -35,7 +36,10 @@ pub fn open(policy: &Policy, kind: MediaKind, path: &Path) -> Result<(File, u64)
     if opened.len() > most {
         return Err(Refusal::TooLarge(most));
     }
-    Ok((file, opened.len()))
+    Ok(Medium {
+        file,
+        bytes: opened.len(),
+    })
 }
 
 #[cfg(test)]
@@ -67,7 +71,7 @@ mod tests {
         symlink(root.join("text.txt"), root.join("kind.png")).expect("linked");
         fs::create_dir(root.join("folder.png")).expect("made");
         let _socket = UnixListener::bind(root.join("socket.png")).expect("bound");
-        let open = |path: &str| open(&policy, MediaKind::Image, &root.join(path)).map(|(_, size)| size);
+        let open = |path: &str| open(&policy, MediaKind::Image, &root.join(path)).map(|medium| medium.bytes);
         assert_eq!(open("sub/a.png"), Ok(4));
         assert_eq!(open("inner.png"), Ok(4), "a link that stays inside");
         assert_eq!(open("big.png"), Err(Refusal::TooLarge(4)));

@@ -117,6 +117,12 @@ pub enum Refusal {
     /// Too many bytes.
     #[error("it has more than {0} bytes")]
     TooLarge(u64),
+    /// Too many media in one request.
+    #[error("there are more than {0} media in the request")]
+    TooMany(usize),
+    /// Too many bytes of all media of one request.
+    #[error("the media of the request have more than {0} bytes together")]
+    TogetherTooLarge(u64),
 }
 
 /// The rules of one server.

@@ -280,6 +280,10 @@ fn heads_that_are_too_long_or_no_heads_are_refused() -> Result<()> {
         }
         Ok(())
     })?;
+    // What docs/api.md says of answers that are the HTTP library's own.
+    let answer = last_words(scene.wire()?, b"GARBAGE\r\n\r\n")?;
+    let library = "HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n";
+    ensure!(answer.starts_with(library), "{answer}");
     // A long head within the server's bounds is fine.
     let headers = format!("x-long: {}\r\n", "y".repeat(30_000));
     ensure!(

@@ -10,15 +10,16 @@ use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::custom::tool_choice;
+use super::custom::{
+    absent, known_model, model, no_tools, no_variables, nothing_to_continue, templates_own, tokens, tool_choice,
+};
 use super::fields::{ChatMessage, Sampling, Tool};
 use super::parts::StreamOptions;
 
 /// The body of `/v1/chat/completions`.
 #[derive(Deserialize, ToSchema)]
 pub struct ChatRequest {
-    /// Name of the model, one of its aliases, or of an adapter.
-    #[schema(required = true, min_length = 1)]
+    #[schema(schema_with = model, required = true)]
     pub model: String,
     /// The conversation.
     #[schema(required = true, min_items = 1)]
@@ -28,6 +29,9 @@ pub struct ChatRequest {
     pub add_generation_prompt: Option<bool>,
     /// Further variables of the chat template.
     pub chat_template_kwargs: Option<BTreeMap<String, Value>>,
+    /// The answer goes on with the last message's words, without repeating them; not with `add_generation_prompt: true`.
+    #[schema(default = false)]
+    pub continue_final_message: Option<bool>,
     /// Report the log-probabilities of the tokens.
     #[schema(default = false)]
     pub logprobs: Option<bool>,
@@ -71,28 +75,64 @@ pub enum TextWord {
     Text,
 }
 
-/// The body of `/tokenize`: `prompt`, or `messages` in its place.
+/// The body of `/tokenize`.
 #[derive(Deserialize, ToSchema)]
-pub struct TokenizeRequest {
-    /// With `messages`: end the prompt with the opening of the assistant's answer.
-    #[schema(default = true)]
+#[serde(untagged)]
+pub enum TokenizeRequest {
+    Prompt(TokenizePrompt),
+    Chat(TokenizeChat),
+}
+
+/// A text to tokenise.
+#[derive(Deserialize, ToSchema)]
+pub struct TokenizePrompt {
+    /// Only with `messages`, and without effect here.
     pub add_generation_prompt: Option<bool>,
-    /// With `prompt`: add the special tokens that the model puts around texts.
+    /// Add the special tokens that the model puts around texts.
     #[schema(default = true)]
     pub add_special_tokens: Option<bool>,
-    /// With `messages`: further variables of the chat template.
-    pub chat_template_kwargs: Option<BTreeMap<String, Value>>,
-    /// A conversation.
-    #[schema(min_items = 1)]
-    pub messages: Option<Vec<ChatMessage>>,
-    /// Name of the model.
+    #[schema(schema_with = no_variables)]
+    pub chat_template_kwargs: Option<Value>,
+    #[schema(schema_with = nothing_to_continue)]
+    pub continue_final_message: Option<bool>,
+    #[schema(schema_with = absent)]
+    pub messages: Option<Value>,
+    #[schema(schema_with = known_model)]
     pub model: Option<String>,
-    /// A text.
-    pub prompt: Option<String>,
+    /// The text.
+    #[schema(required = true)]
+    pub prompt: String,
     /// Also return each token as the vocabulary writes it.
     #[schema(default = false)]
     pub return_token_strs: Option<bool>,
-    /// With `messages`: functions that the model may call.
+    #[schema(schema_with = no_tools)]
+    pub tools: Option<Value>,
+}
+
+/// A conversation to tokenise.
+#[derive(Deserialize, ToSchema)]
+pub struct TokenizeChat {
+    /// End the prompt with the opening of the assistant's answer.
+    #[schema(default = true)]
+    pub add_generation_prompt: Option<bool>,
+    #[schema(schema_with = templates_own)]
+    pub add_special_tokens: Option<bool>,
+    /// Further variables of the chat template.
+    pub chat_template_kwargs: Option<BTreeMap<String, Value>>,
+    /// End the prompt with the last message's words; not with `add_generation_prompt: true`.
+    #[schema(default = false)]
+    pub continue_final_message: Option<bool>,
+    /// The conversation.
+    #[schema(required = true, min_items = 1)]
+    pub messages: Vec<ChatMessage>,
+    #[schema(schema_with = known_model)]
+    pub model: Option<String>,
+    #[schema(schema_with = absent)]
+    pub prompt: Option<Value>,
+    /// Also return each token as the vocabulary writes it.
+    #[schema(default = false)]
+    pub return_token_strs: Option<bool>,
+    /// Functions that the model may call.
     #[schema(max_items = 128)]
     pub tools: Option<Vec<Tool>>,
 }
@@ -100,9 +140,8 @@ pub struct TokenizeRequest {
 /// The body of `/detokenize`.
 #[derive(Deserialize, ToSchema)]
 pub struct DetokenizeRequest {
-    /// Name of the model.
+    #[schema(schema_with = known_model)]
     pub model: Option<String>,
-    /// Token ids of the model.
-    #[schema(required = true, max_items = 1048576)]
+    #[schema(schema_with = tokens, required = true)]
     pub tokens: Vec<u32>,
 }

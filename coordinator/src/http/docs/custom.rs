@@ -1,7 +1,9 @@
 //! Schemas that no Rust type has: what may be one of several things.
 
 use utoipa::openapi::schema::{ArrayBuilder, ObjectBuilder, OneOfBuilder, SchemaType, Type};
-use utoipa::openapi::{RefOr, Schema};
+use utoipa::openapi::{Ref, RefOr, Schema};
+
+use super::served;
 
 /// A string of at least one character.
 fn text() -> ObjectBuilder {
@@ -12,8 +14,135 @@ fn nothing() -> ObjectBuilder {
     ObjectBuilder::new().schema_type(Type::Null)
 }
 
-fn token_id() -> ObjectBuilder {
-    ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0))
+fn token_id() -> RefOr<Schema> {
+    served::reference(served::TOKEN_ID)
+}
+
+/// What is one of the schemas of [`served`], or null.
+fn or_null(name: &str, description: &str) -> Schema {
+    OneOfBuilder::new()
+        .description(Some(description))
+        .item(nothing())
+        .item(served::reference(name))
+        .into()
+}
+
+/// `model` where it must be given.
+pub(super) fn model() -> RefOr<Schema> {
+    let mut model = Ref::from_schema_name(served::MODEL_NAME);
+    "Name of the model, one of its aliases, or of an adapter.".clone_into(&mut model.description);
+    RefOr::Ref(model)
+}
+
+/// `model` where it can be left out.
+pub(super) fn known_model() -> Schema {
+    or_null(served::MODEL_NAME, "Name of the model.")
+}
+
+/// `adapter_id`.
+pub(super) fn adapter() -> Schema {
+    or_null(served::ADAPTER_NAME, "LoRA adapter; \"None\" is no adapter.")
+}
+
+/// `seed`.
+pub(super) fn seed() -> Schema {
+    or_null(
+        served::SEED,
+        "Seed of the draws, up to 18446744073709551615; drawn if absent, and told in the `details` of the TGI paths.",
+    )
+}
+
+/// `allowed_token_ids`.
+pub(super) fn allowed() -> Schema {
+    OneOfBuilder::new()
+        .description(Some("Only these tokens may be generated."))
+        .item(nothing())
+        .item(list(token_id()))
+        .into()
+}
+
+/// `tokens` of `/detokenize`.
+pub(super) fn tokens() -> Schema {
+    let tokens = ArrayBuilder::new().description(Some("Token ids of the model."));
+    tokens.items(token_id()).max_items(Some(1_048_576)).into()
+}
+
+/// `truncate_prompt_tokens`.
+pub(super) fn kept_tokens() -> Schema {
+    let number = || ObjectBuilder::new().schema_type(Type::Integer);
+    OneOfBuilder::new()
+        .description(Some("Keep only so many tokens at the end of the prompt; -1: all."))
+        .item(nothing())
+        .item(number().enum_values(Some([-1])))
+        .item(number().minimum(Some(1)).maximum(Some(2_147_483_647)))
+        .into()
+}
+
+/// `top_k` of the `/v1` paths.
+pub(super) fn top_k() -> Schema {
+    let number = || ObjectBuilder::new().schema_type(Type::Integer);
+    OneOfBuilder::new()
+        .description(Some("Draw among the k most probable tokens only; -1: among all."))
+        .item(nothing())
+        .item(number().enum_values(Some([-1])))
+        .item(number().minimum(Some(1)).maximum(Some(2_147_483_647)))
+        .into()
+}
+
+/// A member that must not be there, or be null.
+pub(super) fn absent() -> Schema {
+    nothing().description(Some("Must be absent.")).into()
+}
+
+/// `tools` of a prompt.
+pub(super) fn no_tools() -> Schema {
+    no_list("Only with `messages`.")
+}
+
+/// `tool_calls` of a message without any.
+pub(super) fn no_calls() -> Schema {
+    no_list("In an assistant's message only.")
+}
+
+/// A list that must be empty. `why` describes it.
+fn no_list(why: &str) -> Schema {
+    ArrayBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::Array, Type::Null]))
+        .description(Some(why))
+        .max_items(Some(0))
+        .into()
+}
+
+/// An object that must be empty.
+pub(super) fn no_variables() -> Schema {
+    ObjectBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::Object, Type::Null]))
+        .description(Some("Only with `messages`."))
+        .max_properties(Some(0))
+        .into()
+}
+
+/// Must not be true. `why` describes it.
+fn not_true(why: &str) -> Schema {
+    OneOfBuilder::new()
+        .description(Some(why))
+        .item(nothing())
+        .item(
+            ObjectBuilder::new()
+                .schema_type(Type::Boolean)
+                .enum_values(Some([false])),
+        )
+        .into()
+}
+
+/// `continue_final_message` where there is none.
+pub(super) fn nothing_to_continue() -> Schema {
+    not_true("Only with `messages`.")
+}
+
+/// `add_special_tokens` of a conversation.
+pub(super) fn templates_own() -> Schema {
+    not_true("Must not be true: the template brings the special tokens.")
 }
 
 fn list(item: impl Into<RefOr<Schema>>) -> ArrayBuilder {
@@ -71,7 +200,18 @@ pub(super) fn inputs() -> Schema {
 }
 
 /// `content` of a message.
-pub(super) fn content() -> Schema {
+pub(super) fn words() -> Schema {
+    contents("A text, or a list of text parts, which are put together.").into()
+}
+
+/// `content` of a message that may be calls alone.
+pub(super) fn words_or_none() -> Schema {
+    let words =
+        contents("A text, or a list of text parts, which are put together; none, if the assistant only called.");
+    words.item(nothing()).into()
+}
+
+fn contents(description: &str) -> OneOfBuilder {
     let part = ObjectBuilder::new()
         .property(
             "type",
@@ -83,13 +223,9 @@ pub(super) fn content() -> Schema {
         .property("text", ObjectBuilder::new().schema_type(Type::String))
         .required("text");
     OneOfBuilder::new()
-        .description(Some(
-            "A text, or a list of text parts, which are put together. An assistant that only calls has none.",
-        ))
+        .description(Some(description))
         .item(ObjectBuilder::new().schema_type(Type::String))
         .item(list(part))
-        .item(nothing())
-        .into()
 }
 
 /// `tool_choice`.

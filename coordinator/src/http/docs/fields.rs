@@ -12,7 +12,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::custom::{arguments, bias, content, inputs, prompt, stop};
+use super::custom::{
+    allowed, arguments, bias, inputs, kept_tokens, model, no_calls, prompt, seed, stop, top_k, words, words_or_none,
+};
 use super::parts::{FunctionWord, GenerateParameters, ResponseFormat, StreamOptions};
 
 /// The body of `/generate`, `/generate_stream`, `/` and `/invocations`.
@@ -30,7 +32,7 @@ pub struct GenerateRequest {
 /// Fields that completions and chats have in common.
 #[derive(Deserialize, ToSchema)]
 pub struct Sampling {
-    /// Only these tokens may be generated.
+    #[schema(schema_with = allowed)]
     pub allowed_token_ids: Option<Vec<u32>>,
     /// Strings that must not be generated.
     pub bad_words: Option<Vec<String>>,
@@ -67,8 +69,7 @@ pub struct Sampling {
     pub repetition_penalty: Option<f64>,
     /// Form of the answer.
     pub response_format: Option<ResponseFormat>,
-    /// Seed of the draws, up to 18446744073709551615; drawn if absent.
-    #[schema(minimum = 1)]
+    #[schema(schema_with = seed)]
     pub seed: Option<u64>,
     /// Leave special tokens out of the text.
     #[schema(default = true)]
@@ -82,22 +83,19 @@ pub struct Sampling {
     /// Divides the logits. 0: the most probable token always; everything else about drawing is ignored then.
     #[schema(minimum = 0.0, default = 1.0)]
     pub temperature: Option<f64>,
-    /// Draw among the k most probable tokens only; -1: among all.
-    #[schema(minimum = -1, maximum = 2147483647)]
+    #[schema(schema_with = top_k)]
     pub top_k: Option<i64>,
     /// Draw among the smallest set of tokens whose probabilities reach this sum.
     #[schema(exclusive_minimum = 0.000001, maximum = 1.0, default = 1.0)]
     pub top_p: Option<f64>,
-    /// Keep only so many tokens at the end of the prompt.
-    #[schema(minimum = 1, maximum = 2147483647)]
+    #[schema(schema_with = kept_tokens)]
     pub truncate_prompt_tokens: Option<i64>,
 }
 
 /// The body of `/v1/completions`.
 #[derive(Deserialize, ToSchema)]
 pub struct CompletionRequest {
-    /// Name of the model, one of its aliases, or of an adapter.
-    #[schema(required = true, min_length = 1)]
+    #[schema(schema_with = model, required = true)]
     pub model: String,
     #[schema(schema_with = prompt, required = true)]
     pub prompt: Value,
@@ -138,20 +136,54 @@ pub struct CompletionRequest {
 
 /// A message of a conversation.
 #[derive(Deserialize, ToSchema)]
-pub struct ChatMessage {
+#[serde(untagged)]
+pub enum ChatMessage {
+    Words(WordsMessage),
+    Calls(CallsMessage),
+}
+
+/// What somebody said.
+#[derive(Deserialize, ToSchema)]
+pub struct WordsMessage {
     /// Who said it.
     #[schema(required = true)]
     pub role: ChatRole,
-    #[schema(schema_with = content)]
-    pub content: Option<Value>,
+    #[schema(schema_with = words, required = true)]
+    pub content: Value,
     /// Name of who said it.
     pub name: Option<String>,
     /// What an assistant thought before it spoke.
     pub reasoning_content: Option<String>,
     /// In a tool's message: the call that it answers.
     pub tool_call_id: Option<String>,
-    /// In an assistant's message: the functions it called.
-    pub tool_calls: Option<Vec<EarlierCall>>,
+    #[schema(schema_with = no_calls)]
+    pub tool_calls: Option<Value>,
+}
+
+/// What an assistant called, and perhaps said.
+#[derive(Deserialize, ToSchema)]
+pub struct CallsMessage {
+    /// Who called.
+    #[schema(required = true)]
+    pub role: AssistantWord,
+    #[schema(schema_with = words_or_none)]
+    pub content: Option<Value>,
+    /// Name of who called.
+    pub name: Option<String>,
+    /// What the assistant thought before.
+    pub reasoning_content: Option<String>,
+    /// Without effect here.
+    pub tool_call_id: Option<String>,
+    /// The functions it called.
+    #[schema(required = true, min_items = 1)]
+    pub tool_calls: Vec<EarlierCall>,
+}
+
+/// The word `assistant`.
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AssistantWord {
+    Assistant,
 }
 
 /// Who said a message.

@@ -10,27 +10,30 @@ mod custom;
 pub mod fields;
 pub mod parts;
 pub mod paths;
+pub mod served;
 pub mod viewer;
 
-use std::sync::OnceLock;
-
 use actix_web::HttpResponse;
+use actix_web::web::Data;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{ComponentsBuilder, InfoBuilder, OpenApi, OpenApiBuilder, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
+use served::Served;
+
+use crate::http::state::HttpState;
 use crate::http::{tgi, tokens};
 
 /// `GET /openapi.json`.
-pub async fn openapi() -> HttpResponse {
-    static TEXT: OnceLock<String> = OnceLock::new();
+pub async fn openapi(state: Data<HttpState>) -> HttpResponse {
     // Strings, numbers and maps with text keys always serialise.
-    let text = TEXT.get_or_init(|| document().to_json().unwrap_or_default());
-    HttpResponse::Ok().content_type("application/json").body(text.as_str())
+    let write = || document(&Served::of(&state)).to_json().unwrap_or_default();
+    let text = state.document.get_or_init(write).clone();
+    HttpResponse::Ok().content_type("application/json").body(text)
 }
 
-/// The document.
-pub fn document() -> OpenApi {
+/// The document of a server.
+pub fn document(served: &Served) -> OpenApi {
     let about = "One server in front of prefill and decode nodes, with the paths of TGI 0.9.4 and OpenAI. In every body \
         null equals absent, and unknown members are ignored.";
     let info = InfoBuilder::new()
@@ -40,6 +43,9 @@ pub fn document() -> OpenApi {
     let mut components =
         ComponentsBuilder::new().security_scheme("key", SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer)));
     for (name, schema) in schemas() {
+        components = components.schema(name, schema);
+    }
+    for (name, schema) in served.schemas() {
         components = components.schema(name, schema);
     }
     OpenApiBuilder::new()

@@ -10,13 +10,12 @@ use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::custom::stop;
+use super::custom::{adapter, seed, stop};
 
 /// `parameters` of `/generate`.
 #[derive(Deserialize, ToSchema)]
 pub struct GenerateParameters {
-    /// LoRA adapter; "None" is no adapter.
-    #[schema(min_length = 1, max_length = 256, pattern = "^[A-Za-z0-9._/-]+$")]
+    #[schema(schema_with = adapter)]
     pub adapter_id: Option<String>,
     /// Draws so many answers and returns the most probable one, the others in `details.best_of_sequences`. More than 1
     /// needs sampling, forbids `seed`, and cannot be streamed.
@@ -43,8 +42,7 @@ pub struct GenerateParameters {
     /// Put the whole prompt in front of the text.
     #[schema(default = false)]
     pub return_full_text: Option<bool>,
-    /// Seed of the draws, up to 18446744073709551615; drawn if absent, and told in `details.seed`.
-    #[schema(minimum = 1)]
+    #[schema(schema_with = seed)]
     pub seed: Option<u64>,
     #[schema(schema_with = stop)]
     pub stop: Option<Value>,

@@ -11,6 +11,7 @@ use utoipa::openapi::{Paths, Ref, RefOr, Required, Schema};
 use super::answers::{ChatAnswer, CompletionAnswer, EventStream, OpenAiError, TgiError};
 use super::chat::{ChatRequest, DetokenizeRequest, TokenizeRequest};
 use super::fields::{CompletionRequest, GenerateRequest};
+use super::served;
 use crate::http::error::Family;
 use crate::http::tgi::answer::Generated;
 use crate::http::tokens::{Detokenized, Tokenized};
@@ -162,7 +163,7 @@ fn reading() -> Vec<(&'static str, PathItem)> {
         .parameter_in(ParameterIn::Path)
         .required(Required::True)
         .description(Some("Name of a model."))
-        .schema(Some(ObjectBuilder::new().schema_type(Type::String).min_length(Some(1))));
+        .schema(Some(served::reference(served::MODEL_ID)));
     let named = get(
         "One model.",
         &[(200, object()), (404, Some(reference::<OpenAiError>()))],

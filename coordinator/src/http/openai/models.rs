@@ -10,7 +10,7 @@ use crate::http::state::HttpState;
 
 /// `GET /v1/models`.
 pub async fn list(state: Data<HttpState>) -> HttpResponse {
-    let models: Vec<Value> = names(&state).map(|name| describe(name, &state)).collect();
+    let models: Vec<Value> = state.model.names().map(|name| describe(name, &state)).collect();
     HttpResponse::Ok().json(json!({ "object": "list", "data": models }))
 }
 
@@ -21,12 +21,6 @@ pub async fn one(id: Path<String>, state: Data<HttpState>) -> HttpResponse {
     } else {
         unknown_model(&id).respond(Family::OpenAi)
     }
-}
-
-fn names(state: &HttpState) -> impl Iterator<Item = &str> {
-    let model = &state.model;
-    let others = model.aliases.iter().chain(&model.adapters).map(String::as_str);
-    std::iter::once(model.name.as_str()).chain(others)
 }
 
 /// An adapter's parent is the model it changes; its own files are nobody's business.

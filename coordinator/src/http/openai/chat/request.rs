@@ -98,7 +98,7 @@ pub fn parse(body: &[u8], rules: &Rules, facts: TemplateFacts, media: &Policy) -
     let messages = messages::read(&fields, reader)?;
     let tools = tools::read(&fields, facts.format)?.filter(|tools| tools.choice != ToolChoice::None);
     let list = tools.as_ref().map(|tools| tools.list.clone());
-    let conversation = template::options(&fields, messages, list, facts)?;
+    let conversation = Conversation::new(messages, list, template::options(&fields)?, facts)?;
     modalities(&fields)?;
     if rules.strict {
         mindie::refuse_openai(

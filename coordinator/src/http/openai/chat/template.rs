@@ -1,5 +1,7 @@
 //! The prompt of a conversation.
 
+use std::time::SystemTime;
+
 use model_files::{ChatTemplate, RenderInput};
 use serde_json::{Map, Value};
 
@@ -13,15 +15,37 @@ use crate::http::state::HttpState;
 /// What a template is asked to render.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conversation {
-    /// The messages, as the template reads them.
-    pub messages: Vec<Tree>,
-    /// The tools, if the model is to know of any.
-    pub tools: Option<Tree>,
-    /// The prompt ends with the opening of the assistant's answer.
-    pub opens_answer: bool,
+    messages: Vec<Tree>,
+    tools: Option<Tree>,
+    options: Options,
+}
+
+/// What a client may tell the template.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Options {
+    /// How the prompt ends.
+    pub ending: Ending,
     /// Further variables of the template.
     pub variables: Option<Map<String, Value>>,
 }
+
+/// How the prompt of a conversation ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ending {
+    /// With the opening of the assistant's answer.
+    #[default]
+    Opened,
+    /// With whatever ends the last message.
+    Closed,
+    /// With the last message's words: the answer goes on where they end.
+    Continued,
+}
+
+/// Stands behind the words that are to be continued while the template works, to show where they end. A template that
+/// trims its messages takes away the white space at its end: what it took from the words themselves is then known, too.
+/// (The method of Hugging Face's `apply_chat_template`; it asks for less white space, of which some templates write as much
+/// themselves.)
+const MARK: &str = "CONTINUE_FINAL_MESSAGE\t\n";
 
 /// What has to be known of a template before it renders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,43 +69,134 @@ impl TemplateFacts {
     }
 }
 
-/// Puts a conversation together with what a client may tell the template: `add_generation_prompt` and
-/// `chat_template_kwargs`. `tools`: those that the model is to know of.
+/// Reads what a client may tell the template: `add_generation_prompt`, `continue_final_message` and
+/// `chat_template_kwargs`.
 ///
 /// # Errors
 /// A wrong value, or a field that is not supported.
-pub fn options(
-    fields: &Fields<'_>,
-    mut messages: Vec<Tree>,
-    mut tools: Option<Tree>,
-    facts: TemplateFacts,
-) -> Result<Conversation, ApiError> {
-    // A template of the client's own is a program of the client's own.
-    for name in ["chat_template", "documents"] {
-        if fields.get(name).is_some() {
-            return Err(ApiError::not_supported_yet(name));
+pub fn options(fields: &Fields<'_>) -> Result<Options, ApiError> {
+    if fields.get("chat_template").is_some() {
+        // A template of the client's own is a program of the client's own.
+        let problem = "is given, but must be absent: the model's own template is used, and `chat_template_kwargs` are its \
+            variables";
+        return Err(FieldError::rule("chat_template", problem).into());
+    }
+    if fields.get("documents").is_some() {
+        return Err(ApiError::not_supported_yet("documents"));
+    }
+    let opens = fields.bool("add_generation_prompt")?;
+    let ending = match (fields.bool("continue_final_message")?.unwrap_or(false), opens) {
+        (true, Some(true)) => {
+            let problem = "is true, but must be false or absent where `add_generation_prompt` is true: the answer goes on \
+                with the last message or begins a new one";
+            return Err(FieldError::rule("continue_final_message", problem).into());
         }
-    }
-    if fields.bool("continue_final_message")?.unwrap_or(false) {
-        return Err(ApiError::not_supported_yet("continue_final_message"));
-    }
+        (true, Some(false) | None) => Ending::Continued,
+        (false, Some(false)) => Ending::Closed,
+        (false, Some(true) | None) => Ending::Opened,
+    };
     let name = "chat_template_kwargs";
     fields.object(name, "", &[])?;
     let variables = fields.get(name).map(|raw| {
         serde_json::from_str(raw.text())
             .map_err(|_| FieldError::rule(name, "contains a number that is too large for a double"))
     });
-    if !facts.knows_tools
-        && let Some(tools) = tools.take()
-    {
-        generic::describe(&mut messages, &tools);
-    }
-    Ok(Conversation {
-        messages,
-        tools,
-        opens_answer: fields.bool("add_generation_prompt")?.unwrap_or(true),
+    Ok(Options {
+        ending,
         variables: variables.transpose()?,
     })
+}
+
+impl Conversation {
+    /// Puts a conversation together. `tools`: those that the model is to know of.
+    ///
+    /// # Errors
+    /// The last message cannot be continued.
+    pub fn new(
+        mut messages: Vec<Tree>,
+        mut tools: Option<Tree>,
+        options: Options,
+        facts: TemplateFacts,
+    ) -> Result<Self, FieldError> {
+        if options.ending == Ending::Continued {
+            mark_end(&mut messages)?;
+        }
+        if !facts.knows_tools
+            && let Some(tools) = tools.take()
+        {
+            generic::describe(&mut messages, &tools);
+        }
+        Ok(Self {
+            messages,
+            tools,
+            options,
+        })
+    }
+
+    /// The prompt's text.
+    ///
+    /// # Errors
+    /// The template refuses the conversation, or does not show the message that is to be continued.
+    fn render(&self, template: &ChatTemplate, now: SystemTime) -> Result<String, FieldError> {
+        let input = RenderInput {
+            messages: &self.messages,
+            tools: self.tools.as_ref(),
+            add_generation_prompt: self.options.ending == Ending::Opened,
+            now: Some(now),
+            variables: self.options.variables.as_ref(),
+        };
+        let mut text = template
+            .render(&input)
+            .map_err(|error| FieldError::rule("messages", format!("cannot be rendered: {error}")))?;
+        if self.options.ending == Ending::Continued {
+            let end = end_of_words(&text, self.last_white_space()).ok_or_else(|| {
+                let problem = "cannot be continued: the model's chat template does not show the last one's content";
+                FieldError::rule("messages", problem)
+            })?;
+            text.truncate(end);
+        }
+        Ok(text)
+    }
+
+    /// The white space at the end of the words that are to be continued.
+    fn last_white_space(&self) -> &str {
+        match self.messages.last().and_then(|message| message.get("content")) {
+            Some(Tree::String(content)) => {
+                let words = content.strip_suffix(MARK).unwrap_or_default();
+                &words[words.trim_end().len()..]
+            }
+            _ => "",
+        }
+    }
+}
+
+/// Puts the mark behind the words of the last message.
+fn mark_end(messages: &mut [Tree]) -> Result<(), FieldError> {
+    let index = messages.len().saturating_sub(1);
+    let Some(Tree::Object(message)) = messages.last_mut() else {
+        return Ok(());
+    };
+    if message.iter().any(|(name, _)| name == "tool_calls") {
+        let problem = "is given, but must be absent in a message that is to be continued";
+        return Err(FieldError::rule(format!("messages[{index}].tool_calls"), problem));
+    }
+    for (name, value) in message {
+        if let (true, Tree::String(text)) = (name == "content", value) {
+            text.push_str(MARK);
+        }
+    }
+    Ok(())
+}
+
+/// Where the words end that the mark stands behind. `white_space`: what the words end with, unless the template trims.
+fn end_of_words(rendered: &str, white_space: &str) -> Option<usize> {
+    let start = rendered.rfind(MARK.trim_end())?;
+    let words = &rendered[..start];
+    if rendered[start..].starts_with(MARK) {
+        Some(start)
+    } else {
+        Some(words.strip_suffix(white_space).unwrap_or(words).len())
+    }
 }
 
 impl HttpState {
@@ -118,21 +233,58 @@ impl HttpState {
         let now = self.clock.wall_time();
         let tokenizer = self.prompts.tokenizer().clone();
         let work = move || {
-            let input = RenderInput {
-                messages: &conversation.messages,
-                tools: conversation.tools.as_ref(),
-                add_generation_prompt: conversation.opens_answer,
-                now: Some(now),
-                variables: conversation.variables.as_ref(),
-            };
-            let text = template
-                .render(&input)
-                .map_err(|error| FieldError::rule("messages", format!("cannot be rendered: {error}")))?;
+            let text = conversation.render(&template, now)?;
             tokenizer
                 .encode_plain(&text)
                 .map_err(|error| FieldError::rule("messages", format!("cannot be tokenised: {error}")))
         };
         let tokens: Result<Vec<u32>, FieldError> = self.work_on(bytes, work).await?;
         Ok(tokens?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn continued(template: &str, content: &str) -> Result<String, String> {
+        let message = |role: &str, content: &str| {
+            let members = [("role", role), ("content", content)];
+            Tree::Object(members.map(|(name, text)| (name.to_owned(), Tree::from(text))).into())
+        };
+        let messages = vec![message("user", "hi"), message("assistant", content)];
+        let options = Options {
+            ending: Ending::Continued,
+            variables: None,
+        };
+        let conversation = Conversation::new(messages, None, options, TemplateFacts::of(template)).expect("words");
+        conversation
+            .render(&ChatTemplate::new(template, "<s>", "</s>"), SystemTime::UNIX_EPOCH)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_prompt_ends_where_the_words_end_that_are_continued() {
+        let keeps = "{% for m in messages %}[{{ m.role }}]\n{{ m.content }} </s>{% endfor %}";
+        let trims = "{% for m in messages %}[{{ m.role }}]\n{{ m.content | trim }} </s>{% endfor %}";
+        for (content, kept, trimmed) in [
+            ("Sure", "Sure", "Sure"),
+            (" a \n", " a \n", "a"),
+            ("", "", ""),
+            ("\n", "\n", ""),
+            // What a template writes itself is no end.
+            ("s", "s", "s"),
+            ("</s>", "</s>", "</s>"),
+        ] {
+            let before = "[user]\nhi </s>[assistant]\n";
+            assert_eq!(continued(keeps, content), Ok(format!("{before}{kept}")), "{content:?}");
+            assert_eq!(
+                continued(trims, content),
+                Ok(format!("{before}{trimmed}")),
+                "{content:?}"
+            );
+        }
+        let first_only = continued("{{ messages[0].content }}", "x").expect_err("the last one is not shown");
+        assert!(first_only.starts_with("`messages` cannot be continued"), "{first_only}");
     }
 }
