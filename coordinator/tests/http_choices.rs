@@ -4,31 +4,11 @@ mod http_support;
 
 use coordinator::core::types::ServeErrorKind;
 use http_support::backend::Script;
-use http_support::client::{Response, post};
+use http_support::client::post;
+use http_support::completions::{chunks, complete, whole};
 use http_support::model::{BOS, EOS, bytes};
-use http_support::{Front, start, start_with};
+use http_support::{start, start_with};
 use serde_json::{Value, json};
-
-fn complete(front: &Front, fields: &str) -> Response {
-    post(
-        front.address,
-        "/v1/completions",
-        format!("{{\"model\":\"tiny\",{fields}}}"),
-    )
-}
-
-fn whole(front: &Front, fields: &str) -> Value {
-    let answer = complete(front, fields);
-    assert_eq!(answer.status, 200, "{fields}: {}", answer.text());
-    answer.json()
-}
-
-fn chunks(front: &Front, fields: &str) -> Vec<Value> {
-    let answer = complete(front, &format!("\"stream\":true,{fields}"));
-    assert_eq!(answer.status, 200, "{fields}: {}", answer.text());
-    assert_eq!(answer.events().last(), Some(&"[DONE]"));
-    answer.json_events()
-}
 
 fn list<'a>(choices: &'a Value, field: &str) -> Vec<&'a Value> {
     let choices = choices["choices"].as_array().expect("choices");

@@ -3,31 +3,10 @@
 mod http_support;
 
 use http_support::backend::Script;
-use http_support::client::{Response, post};
+use http_support::completions::{chunks, whole};
 use http_support::model::{BOS, bytes};
 use http_support::{Front, start};
 use serde_json::{Value, json};
-
-fn complete(front: &Front, fields: &str) -> Response {
-    post(
-        front.address,
-        "/v1/completions",
-        format!("{{\"model\":\"tiny\",{fields}}}"),
-    )
-}
-
-fn whole(front: &Front, fields: &str) -> Value {
-    let answer = complete(front, fields);
-    assert_eq!(answer.status, 200, "{fields}: {}", answer.text());
-    answer.json()
-}
-
-fn chunks(front: &Front, fields: &str) -> Vec<Value> {
-    let answer = complete(front, &format!("\"stream\":true,{fields}"));
-    assert_eq!(answer.status, 200, "{fields}: {}", answer.text());
-    assert_eq!(answer.events().last(), Some(&"[DONE]"));
-    answer.json_events()
-}
 
 #[test]
 fn the_prompt_comes_first_with_its_log_probabilities() {

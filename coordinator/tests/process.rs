@@ -271,7 +271,7 @@ fn certificates_are_made_once() {
         .arg(site.dir.path())
         .output()
         .expect("it runs");
-    assert!(String::from_utf8_lossy(&wrong.stderr).contains("must be coordinator, prefill or decode"));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("must be coordinator, prefill, decode or both"));
 }
 
 #[test]

@@ -12,7 +12,7 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 # Half of the work each. Processes, because hypothesis must not be used from several threads under Python 3.11, whose parser
 # then fails now and then ("AST constructor recursion depth mismatch").
 HALVES = ("--include-path-regex", "--exclude-path-regex")
-PATHS = "^/(v1|tokenize|detokenize)"
+PATHS = "^/v1/(chat/)?completions"
 LIMIT_S = 1800
 
 

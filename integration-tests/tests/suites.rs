@@ -45,7 +45,9 @@ fn every_operation_of_the_openapi_document_keeps_its_word() -> Result<()> {
     let scene = Scene::start(&tiny_model(), &["limits.max_iter_times=4"])?;
     let document: Value = serde_json::from_str(&scene.get("/openapi.json")?.text())?;
     let paths = document["paths"].as_object().context("no paths")?;
-    let operations: usize = paths.values().filter_map(Value::as_object).map(Map::len).sum();
+    // It does not ask for what it reads at its start.
+    let asked = paths.iter().filter(|(path, _)| *path != "/openapi.json");
+    let operations: usize = asked.filter_map(|(_, item)| item.as_object()).map(Map::len).sum();
     let reference = json!({
         "url": scene.cluster.url(), "examples": EXAMPLES, "seed": SEED, "operations": operations,
     });

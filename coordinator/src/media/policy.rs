@@ -184,8 +184,9 @@ impl Policy {
             }
             Some("file") => self.local(kind, after(5).strip_prefix("//").ok_or(Refusal::Malformed)?),
             _ if reference.starts_with('/') => self.local(kind, reference),
-            None => self.base64(kind, reference),
-            Some(_) => Err(Refusal::Scheme),
+            // Bare base64 is a JPEG; of other kinds nobody could tell the format.
+            None if kind == MediaKind::Image => self.base64(kind, reference),
+            None | Some(_) => Err(Refusal::Scheme),
         }
     }
 
@@ -432,6 +433,7 @@ mod tests {
             Ok(Source::Inline("AAAAAAA=".to_owned()))
         );
         assert_eq!(check("data:image/png;base64,AAAAAAAAAAAA"), Err(Refusal::TooLarge(6)));
+        assert_eq!(policy().check(MediaKind::Video, "AAAA"), Err(Refusal::Scheme));
         assert!(matches!(check("data:video/mp4;base64,AAAA"), Err(Refusal::Format(_))));
         assert!(matches!(check("data:text/html;base64,AAAA"), Err(Refusal::Format(_))));
         assert_eq!(check("data:image/png,AAAA"), Err(Refusal::Malformed));

@@ -8,6 +8,7 @@
 
 pub mod backend;
 pub mod client;
+pub mod completions;
 pub mod model;
 
 use std::net::{SocketAddr, TcpListener};

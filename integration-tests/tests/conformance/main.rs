@@ -48,6 +48,26 @@ pub(crate) fn joined(chunks: &[Value]) -> String {
     choices.filter_map(|choice| choice["text"].as_str()).collect()
 }
 
+/// The fields of a body, or of an object in one, that the server's own document has under this name.
+pub(crate) fn documented(scene: &Scene, schema: &str) -> Result<Vec<String>> {
+    let document = scene.get("/openapi.json")?.ok()?;
+    let mut open = vec![document["components"]["schemas"][schema].clone()];
+    let mut fields = Vec::new();
+    while let Some(schema) = open.pop() {
+        if let Some(pointer) = schema["$ref"]
+            .as_str()
+            .and_then(|reference| reference.strip_prefix('#'))
+        {
+            open.extend(document.pointer(pointer).cloned());
+        }
+        open.extend(schema["allOf"].as_array().into_iter().flatten().cloned());
+        let properties = schema["properties"].as_object().into_iter().flatten();
+        fields.extend(properties.map(|(name, _)| name.clone()));
+    }
+    ensure!(fields.len() > 10, "{schema}: {fields:?}");
+    Ok(fields)
+}
+
 /// Checks that a request is refused with 400, and that the message or the field at fault has this word in it.
 pub(crate) fn refused(scene: &Scene, body: &Value, word: &str) -> Result<()> {
     let answer = scene.complete(body.clone())?;

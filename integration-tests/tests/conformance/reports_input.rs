@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use integration_tests::scene::MODEL;
 use serde_json::{Value, json};
 
-use crate::{refused, scene, text};
+use crate::{documented, refused, scene, text};
 
 #[test]
 fn report_07_truncation_comes_before_the_limit() -> Result<()> {
@@ -140,74 +140,6 @@ fn report_17_a_body_in_another_encoding() -> Result<()> {
     scene.is_well()
 }
 
-const COMPLETIONS: &[&str] = &[
-    "model",
-    "prompt",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "stream",
-    "stream_options",
-    "ignore_eos",
-    "skip_special_tokens",
-    "logprobs",
-    "n",
-    "best_of",
-    "use_beam_search",
-    "echo",
-    "suffix",
-    "logit_bias",
-    "min_tokens",
-    "bad_words",
-    "allowed_token_ids",
-    "truncate_prompt_tokens",
-    "response_format",
-    "structured_outputs",
-    "prompt_logprobs",
-    "return_token_ids",
-];
-
-const GENERATE: &[&str] = &[
-    "decoder_input_details",
-    "details",
-    "do_sample",
-    "max_new_tokens",
-    "repetition_penalty",
-    "return_full_text",
-    "seed",
-    "temperature",
-    "top_k",
-    "top_p",
-    "truncate",
-    "typical_p",
-    "watermark",
-    "stop",
-    "adapter_id",
-    "best_of",
-];
-
-const CHAT: &[&str] = &[
-    "messages",
-    "max_completion_tokens",
-    "logprobs",
-    "top_logprobs",
-    "tools",
-    "tool_choice",
-    "response_format",
-    "n",
-    "stream_options",
-    "logit_bias",
-];
-
 #[test]
 fn report_18_every_field_of_every_wrong_type() -> Result<()> {
     let scene = scene()?;
@@ -224,6 +156,9 @@ fn report_18_every_field_of_every_wrong_type() -> Result<()> {
         json!(1e300),
         json!(u64::MAX),
     ];
+    let completions = documented(&scene, "CompletionRequest")?;
+    let parameters_known = documented(&scene, "GenerateParameters")?;
+    let chats = documented(&scene, "ChatRequest")?;
     let mut refused = 0;
     let mut ask = |path: &str, body: &Value| -> Result<()> {
         let answer = scene.post(path, body)?;
@@ -242,7 +177,7 @@ fn report_18_every_field_of_every_wrong_type() -> Result<()> {
         Ok(())
     };
     for value in &values {
-        for name in COMPLETIONS.iter().copied() {
+        for name in &completions {
             let mut body = json!({ "model": MODEL, "prompt": "a", "max_tokens": 2 });
             body[name] = value.clone();
             if name == "n" || name == "best_of" {
@@ -250,14 +185,14 @@ fn report_18_every_field_of_every_wrong_type() -> Result<()> {
             }
             ask("/v1/completions", &body)?;
         }
-        for name in GENERATE.iter().copied() {
+        for name in &parameters_known {
             let mut parameters = json!({ "max_new_tokens": 2 });
             parameters[name] = value.clone();
             ask("/generate", &json!({ "inputs": "a", "parameters": parameters }))?;
         }
         ask("/generate", &json!({ "inputs": value }))?;
         ask("/generate", &json!({ "inputs": "a", "parameters": value }))?;
-        for name in CHAT.iter().copied() {
+        for name in &chats {
             let mut body = json!({ "model": MODEL, "messages": [{ "role": "user", "content": "a" }], "max_tokens": 2 });
             body[name] = value.clone();
             ask("/v1/chat/completions", &body)?;

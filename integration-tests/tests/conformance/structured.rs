@@ -4,9 +4,10 @@ use std::io::ErrorKind;
 use std::net::TcpListener;
 
 use anyhow::{Result, ensure};
+use integration_tests::scene::{MODEL, Scene};
 use serde_json::{Value, json};
 
-use crate::{real, refused, scene};
+use crate::{documented, real, refused, scene};
 
 #[test]
 fn case_26_schemas_and_grammars_that_are_none() -> Result<()> {
@@ -131,7 +132,7 @@ fn canary(urls: impl Fn(u16) -> Vec<String>) -> Result<()> {
             let mut part = json!({ "type": kind });
             part[kind] = json!({ "url": url });
             let messages = json!([{ "role": "user", "content": [part] }]);
-            let body = json!({ "model": integration_tests::scene::MODEL, "messages": messages });
+            let body = json!({ "model": MODEL, "messages": messages });
             let answer = scene.post("/v1/chat/completions", &body)?;
             ensure!(answer.status == 400, "{url}: {} {}", answer.status, answer.text());
         }
@@ -220,114 +221,35 @@ fn report_06_no_character_is_lost_where_clean_up_rules_would_eat_one() -> Result
     Ok(())
 }
 
-/// Body of a request that has every optional field of the endpoint, all of them null.
-fn nulls(base: Value, names: &[&str]) -> Value {
-    let mut body = base;
-    for name in names {
-        body[*name] = Value::Null;
+/// A body with every field that the document has of the schema and `base` has not, and some that nobody knows: all null.
+fn nulls(scene: &Scene, base: Value, schema: &str) -> Result<Value> {
+    let unknown = ["user", "top_n_tokens"].map(str::to_owned);
+    let mut body = base.clone();
+    for name in documented(scene, schema)?.into_iter().chain(unknown) {
+        if base.get(&name).is_none() && name != "model" {
+            body[name] = Value::Null;
+        }
     }
-    body
+    Ok(body)
 }
-
-const OF_COMPLETIONS: &[&str] = &[
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "stream",
-    "stream_options",
-    "ignore_eos",
-    "skip_special_tokens",
-    "logprobs",
-    "n",
-    "best_of",
-    "use_beam_search",
-    "echo",
-    "suffix",
-    "logit_bias",
-    "min_tokens",
-    "bad_words",
-    "allowed_token_ids",
-    "truncate_prompt_tokens",
-    "response_format",
-    "structured_outputs",
-    "prompt_logprobs",
-    "return_token_ids",
-    "user",
-];
-
-const OF_GENERATE: &[&str] = &[
-    "decoder_input_details",
-    "details",
-    "do_sample",
-    "max_new_tokens",
-    "repetition_penalty",
-    "return_full_text",
-    "seed",
-    "temperature",
-    "top_k",
-    "top_p",
-    "truncate",
-    "typical_p",
-    "watermark",
-    "stop",
-    "adapter_id",
-    "best_of",
-    "stop_sequences",
-    "top_n_tokens",
-    "grammar",
-    "frequency_penalty",
-];
-
-const OF_CHAT: &[&str] = &[
-    "max_tokens",
-    "max_completion_tokens",
-    "temperature",
-    "top_p",
-    "seed",
-    "stop",
-    "stream",
-    "stream_options",
-    "logprobs",
-    "top_logprobs",
-    "n",
-    "logit_bias",
-    "response_format",
-    "tools",
-    "tool_choice",
-    "presence_penalty",
-    "frequency_penalty",
-    "user",
-];
 
 #[test]
 fn report_14_every_optional_field_null() -> Result<()> {
     let scene = scene()?;
-    let all = scene.complete(nulls(json!({ "prompt": "a" }), OF_COMPLETIONS))?.ok()?;
+    let completion = nulls(&scene, json!({ "prompt": "a" }), "CompletionRequest")?;
+    let all = scene.complete(completion)?.ok()?;
     ensure!(
         all["choices"].as_array().is_some_and(|choices| choices.len() == 1),
         "{all}"
     );
+    let parameters = nulls(&scene, json!({}), "GenerateParameters")?;
     for path in ["/generate", "/generate_stream", "/"] {
-        let answer = scene.post(
-            path,
-            &json!({ "inputs": "a", "parameters": nulls(json!({}), OF_GENERATE) }),
-        )?;
+        let answer = scene.post(path, &json!({ "inputs": "a", "parameters": parameters }))?;
         ensure!(answer.status == 200, "{path}: {}", answer.text());
     }
     let messages = json!([{ "role": "user", "content": "Hi" }]);
-    let body = nulls(
-        json!({ "model": integration_tests::scene::MODEL, "messages": messages }),
-        OF_CHAT,
-    );
+    let base = json!({ "model": MODEL, "messages": messages });
+    let body = nulls(&scene, base, "ChatRequest")?;
     real()?.post("/v1/chat/completions", &body)?.ok()?;
     Ok(())
 }

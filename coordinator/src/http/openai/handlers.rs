@@ -24,18 +24,28 @@ use crate::metrics::RequestTimer;
 
 /// `POST /v1/completions`.
 pub async fn completions(request: HttpRequest, payload: Payload, state: Data<HttpState>) -> HttpResponse {
+    let checked = check(&request, payload, &state);
+    handle(&state, checked, async |checked, timer| {
+        answer(checked, timer, &state).await
+    })
+    .await
+}
+
+/// Checks a request, then answers it; what goes wrong is told in OpenAI's form.
+pub async fn handle<T>(
+    state: &HttpState,
+    checked: impl Future<Output = Result<T, ApiError>>,
+    answer: impl AsyncFnOnce(T, RequestTimer) -> Result<HttpResponse, ApiError>,
+) -> HttpResponse {
     let mut timer = state.metrics.arrived();
-    let checked = match check(&request, payload, &state).await {
-        Ok(checked) => checked,
+    let answered = match checked.await {
+        Ok(checked) => answer(checked, timer).await,
         Err(error) => {
             timer.failed(error.metric_label());
-            return error.respond(Family::OpenAi);
+            Err(error)
         }
     };
-    match answer(checked, timer, &state).await {
-        Ok(response) => response,
-        Err(error) => error.respond(Family::OpenAi),
-    }
+    answered.unwrap_or_else(|error| error.respond(Family::OpenAi))
 }
 
 /// A checked request and what its answer needs of it.

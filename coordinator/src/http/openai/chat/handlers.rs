@@ -12,10 +12,10 @@ use super::request::parse;
 use super::stream::{ChatStream, ChoiceWords, PromptWords};
 use super::voice::Voice;
 use crate::http::answer::{Answer, Collected};
-use crate::http::error::{ApiError, Family};
+use crate::http::error::ApiError;
 use crate::http::openai::answer::{Counter, Head, StopReason, UsageField};
 use crate::http::openai::choices::Choices;
-use crate::http::openai::handlers::unknown_model;
+use crate::http::openai::handlers::{handle, unknown_model};
 use crate::http::openai::request::{Rules, StreamUsage};
 use crate::http::serve::Draft;
 use crate::http::state::HttpState;
@@ -23,18 +23,11 @@ use crate::metrics::RequestTimer;
 
 /// `POST /v1/chat/completions`.
 pub async fn chat_completions(request: HttpRequest, payload: Payload, state: Data<HttpState>) -> HttpResponse {
-    let mut timer = state.metrics.arrived();
-    let checked = match check(&request, payload, &state).await {
-        Ok(checked) => checked,
-        Err(error) => {
-            timer.failed(error.metric_label());
-            return error.respond(Family::OpenAi);
-        }
-    };
-    match answer(checked, timer, &state).await {
-        Ok(response) => response,
-        Err(error) => error.respond(Family::OpenAi),
-    }
+    let checked = check(&request, payload, &state);
+    handle(&state, checked, async |checked, timer| {
+        answer(checked, timer, &state).await
+    })
+    .await
 }
 
 /// A checked request and what its answer needs of it.
