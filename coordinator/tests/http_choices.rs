@@ -304,24 +304,16 @@ fn best_of_on_the_tgi_paths_is_several_sequences_with_seeds_of_their_own() {
     let others = details["best_of_sequences"].as_array().expect("the others");
     let texts: Vec<_> = others.iter().map(|other| &other["generated_text"]).collect();
     assert_eq!(texts, [&json!("abc"), &json!("efg")]);
-    let seeds: Vec<u64> = front
-        .backend
-        .all()
-        .iter()
-        .map(|request| request.sampling.seed)
-        .collect();
+    let request = front.backend.last();
+    let seeds = &request.sampling.choice_seeds;
+    assert_eq!((request.choices, request.sampling.choice, seeds.len()), (3, 0, 3));
     assert_eq!(
         [&others[0]["seed"], &details["seed"], &others[1]["seed"]],
         [&json!(seeds[0]), &json!(seeds[1]), &json!(seeds[2])]
     );
     assert!(seeds[0] != seeds[1] && seeds[1] != seeds[2]);
-    for request in front.backend.all() {
-        assert_eq!(
-            (request.choices, request.sampling.choice),
-            (1, 0),
-            "what its seed alone leads to"
-        );
-    }
+    assert_eq!(seeds[0], request.sampling.seed);
+    assert_eq!(front.backend.all().len(), 1, "one prefill for all");
     assert_eq!(front.backend.calls(), 1);
 
     for parameters in [

@@ -12,7 +12,6 @@ use node_shell::job::{JobGone, JobStream, check_tokens};
 use node_shell::process::{JobAdapter, NodeContext, NodeRole};
 use protocol::control::{ChoiceStart, DecodeJob, Job, JobErrorKind, JobEvent, JobUpdate, KvSource};
 use protocol::ids::Ticket;
-use protocol::sampling::SamplingParams;
 use protocol::transfer::PushCommit;
 use runtime::quic::Link;
 use tokio::time::timeout_at;
@@ -115,6 +114,13 @@ impl DecodeRole {
         check_tokens(&token_ids, self.context.vocab_size, self.context.max_seq_len)?;
         if job.choices[..index].iter().any(|other| other.choice == start.choice) {
             return Err(format!("choices: choice {} is named twice", start.choice));
+        }
+        let seeds = job.sampling.choice_seeds.len();
+        if seeds > 0 && start.choice as usize >= seeds {
+            return Err(format!(
+                "sampling.choice_seeds has {seeds} elements: none for choice {}",
+                start.choice
+            ));
         }
         if job.source == KvSource::Handoff && !start.generated.is_empty() {
             return Err(format!(
@@ -288,14 +294,10 @@ const LONGEST_JOB_MS: u64 = 365 * 24 * 3_600_000;
 const NO_CHOICE: &str = "choices is empty: there is nothing to generate";
 
 fn spec(job: &DecodeJob, adapter: JobAdapter, choice: u32, token_ids: Vec<u32>) -> SequenceSpec {
-    let sampling = SamplingParams {
-        choice,
-        ..job.sampling.clone()
-    };
     SequenceSpec {
         token_ids,
         prompt_len: job.token_ids.len(),
-        sampling: Arc::new(sampling),
+        sampling: Arc::new(job.sampling.of_choice(choice)),
         stop: job.stop.clone(),
         prompt_logprobs: None,
         on_finish: OnFinish::Release,

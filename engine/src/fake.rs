@@ -33,8 +33,9 @@ impl ScriptedModel {
         let position = (tokens.len() - prompt_len) as u32;
         let mut hash = hash_of(tokens);
         if !params.greedy {
-            hash.update(&params.seed.to_le_bytes());
-            hash.update(&params.choice.to_le_bytes());
+            let (seed, choice) = params.stream_of(0);
+            hash.update(&seed.to_le_bytes());
+            hash.update(&choice.to_le_bytes());
             hash.update(&position.to_le_bytes());
         }
         if params.needs_history() {

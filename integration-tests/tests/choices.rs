@@ -1,6 +1,7 @@
 //! Several choices of one prompt, by real processes: each is what one engine in one process makes of it, also where a decode
 //! node is killed in the middle; the KV of the prompt travels once, however many choices follow.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -141,9 +142,9 @@ async fn decoding_on(cluster: &Cluster) -> Result<usize> {
     bail!("nothing is being decoded")
 }
 
-/// Sends `body`, kills the decode node that works on it, and returns the answer.
-async fn answered_by_another(cluster: &mut Cluster, body: Value) -> Result<Value> {
-    let (client, url) = (Client::new(), format!("{}/v1/completions", cluster.url()));
+/// Sends `body` to `path`, kills the decode node that works on it, and returns the answer.
+async fn answered_by_another(cluster: &mut Cluster, path: &str, body: Value) -> Result<Value> {
+    let (client, url) = (Client::new(), format!("{}{path}", cluster.url()));
     // The gauges that tell where a request is must have forgotten the last one.
     idle_within(cluster, 3, IDLE_WITHIN).await?;
     pause(300).await;
@@ -180,10 +181,13 @@ async fn choices_and_beams_survive_a_killed_decode_node_to_the_token() -> Result
     for body in [body(&query, 4, false), beams] {
         let undisturbed = post_ok(&client, &url, &body).await?;
         ensure!(ids(&undisturbed)?.len() == 4, "{undisturbed}");
-        let moved = answered_by_another(&mut cluster, body).await?;
+        let moved = answered_by_another(&mut cluster, "/v1/completions", body).await?;
         ensure!(ids(&moved)? == ids(&undisturbed)?);
         ensure!(moved["usage"]["completion_tokens"] == undisturbed["usage"]["completion_tokens"]);
     }
+    let best_of = generate_body("one two three", 4, 3_000);
+    let moved = answered_by_another(&mut cluster, "/generate", best_of).await?;
+    replayed(&client, &cluster, "one two three", &sequences(&moved, 4)?).await?;
     let page = reqwest::get(format!("{}/metrics", cluster.url())).await?.text().await?;
     let causes = ["node_lost", "stream_lost", "job_failed", "deadline", "protocol"];
     let moved = causes.iter().filter_map(|cause| {
@@ -191,9 +195,84 @@ async fn choices_and_beams_survive_a_killed_decode_node_to_the_token() -> Result
         metric(&page, "baton_request_migrations_total", &[&cause])
     });
     let moved: f64 = moved.sum();
-    ensure!(moved >= 2.0, "{moved} requests were moved");
+    ensure!(moved >= 3.0, "{moved} requests were moved");
     ensure!(metric(&page, "baton_token_disagreements_total", &[]).unwrap_or(0.0) == 0.0);
     idle_within(&cluster, 3, IDLE_WITHIN + Duration::from_secs(3)).await?;
+    Ok(())
+}
+
+/// A body of `/generate` that wants the best of so many sequences, sampled.
+fn generate_body(prompt: &str, best_of: usize, tokens: usize) -> Value {
+    json!({ "inputs": prompt, "parameters": {
+        "best_of": best_of, "do_sample": true, "temperature": 1.2, "max_new_tokens": tokens, "details": true, "top_p": 0.95,
+    }})
+}
+
+/// All sequences of an answer of `/generate`, each with text, seed, tokens and their log-probabilities, the best first.
+fn sequences(answer: &Value, best_of: usize) -> Result<Vec<Value>> {
+    let details = &answer["details"];
+    let mut best = details.clone();
+    best["generated_text"] = answer["generated_text"].clone();
+    let others = details["best_of_sequences"].as_array().context("no others")?;
+    let all: Vec<Value> = std::iter::once(&best).chain(others).cloned().collect();
+    ensure!(all.len() == best_of, "{answer}");
+    Ok(all)
+}
+
+/// Each sequence is the answer to a request with the seed that is told of it, bit for bit.
+async fn replayed(client: &Client, cluster: &Cluster, prompt: &str, sequences: &[Value]) -> Result<()> {
+    let url = format!("{}/generate", cluster.url());
+    let mean = |of: &Value| {
+        let tokens = of["tokens"].as_array().into_iter().flatten();
+        let logprobs: Vec<f64> = tokens.filter_map(|token| token["logprob"].as_f64()).collect();
+        logprobs.iter().sum::<f64>() / logprobs.len() as f64
+    };
+    for sequence in sequences {
+        let mut body = generate_body(prompt, 1, 3_000);
+        body["parameters"]["seed"] = sequence["seed"].clone();
+        body["parameters"]["max_new_tokens"] = sequence["generated_tokens"].clone();
+        let alone = post_ok(client, &url, &body).await?;
+        ensure!(
+            alone["generated_text"] == sequence["generated_text"],
+            "{alone}\n{sequence}"
+        );
+        ensure!(alone["details"]["tokens"] == sequence["tokens"], "{alone}\n{sequence}");
+        ensure!(mean(sequence) <= mean(&sequences[0]), "the first is not the best");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_best_of_eight_costs_one_transfer_and_each_seed_brings_its_sequence_back() -> Result<()> {
+    let _one = ONE_CLUSTER.lock().await;
+    // Room for eight of them: two such requests are in each other's way.
+    let narrow = spec(1, 1)
+        .set("engine.kv_pool_tokens=4096")
+        .set("limits.max_seq_len=512");
+    let cluster = Cluster::start(narrow.set("engine.prefix_cache=false")).await?;
+    let (client, url) = (Client::new(), format!("{}/generate", cluster.url()));
+    let prompt = "the quick brown fox jumps over the lazy dog ".repeat(4);
+    let bytes =
+        || async { anyhow::Ok(metric(&cluster.metrics().await?, "baton_handoff_bytes_total", &[]).unwrap_or(0.0)) };
+    let mut moved = Vec::new();
+    for best_of in [1, 8] {
+        let before = bytes().await?;
+        let body = generate_body(&prompt, best_of, 300);
+        let (one, other) = tokio::join!(post_ok(&client, &url, &body), post_ok(&client, &url, &body));
+        // The receipt may come a moment behind the last token.
+        pause(300).await;
+        moved.push(bytes().await? - before);
+        if best_of == 8 {
+            let all = [sequences(&one?, 8)?, sequences(&other?, 8)?];
+            let seeds: BTreeSet<u64> = all.iter().flatten().filter_map(|one| one["seed"].as_u64()).collect();
+            ensure!(seeds.len() == 16, "{seeds:?}");
+            for sequences in &all {
+                replayed(&client, &cluster, &prompt, sequences).await?;
+            }
+        }
+    }
+    ensure!(moved[0] > 0.0 && moved[0] == moved[1], "{moved:?}");
+    idle_within(&cluster, 2, IDLE_WITHIN).await?;
     Ok(())
 }
 

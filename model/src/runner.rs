@@ -5,7 +5,7 @@ use std::sync::Arc;
 use engine::plan::{SampleSpec, SequenceId, StepOutput, StepPlan, Wanted as Wish};
 use engine::runner::{LayerObserver, Runner, RunnerError};
 use grammar::Grammars;
-use protocol::sampling::{PromptLogprob, SampledToken, SamplingParams};
+use protocol::sampling::{PromptLogprob, SampledToken};
 
 use crate::decoder::{Buffers, Decoder, WantedRows};
 use crate::kernels::{Cpu, log_sum_exp};
@@ -273,15 +273,10 @@ pub(crate) fn sample_row(
     sample: (&SampleSpec, Option<&Mask>),
     choice: u32,
 ) -> Result<SampledToken, String> {
-    let mut draw = draw(plan, sample)?;
-    let other;
-    if choice > 0 {
-        other = SamplingParams {
-            choice: draw.params.choice.wrapping_add(choice),
-            ..draw.params.clone()
-        };
-        draw.params = &other;
-    }
+    let draw = Draw {
+        further: choice,
+        ..draw(plan, sample)?
+    };
     sampler.sample(logits, &draw).map_err(|e: SampleError| e.to_string())
 }
 
@@ -289,6 +284,7 @@ fn draw<'a>(plan: &'a StepPlan, (sample, mask): (&'a SampleSpec, Option<&'a Mask
     let mask = mask.map(Result::as_ref).transpose().map_err(Clone::clone)?;
     Ok(Draw {
         params: &sample.params,
+        further: 0,
         position: sample.output_position,
         history: &plan.history[sample.history.range()],
         prompt_len: sample.prompt_len as usize,

@@ -14,6 +14,7 @@ fn sampled() -> SamplingParams {
 fn draw<'a>(params: &'a SamplingParams, position: u32, history: &'a [u32], prompt_len: usize) -> Draw<'a> {
     Draw {
         params,
+        further: 0,
         position,
         history,
         prompt_len,
@@ -453,4 +454,32 @@ fn what_cannot_be_sampled_is_an_error() {
         Err(SampleError::NoSuchToken { token: 64, vocab: 64 })
     );
     sampler.sample(&logits, &draw(&penalised, 0, &[63], 0)).unwrap();
+}
+
+#[test]
+fn a_choice_with_a_seed_of_its_own_draws_as_the_only_one_with_that_seed() {
+    let logits = row(300, 4);
+    let params = SamplingParams {
+        choice: 1,
+        choice_seeds: vec![3, 4, u64::MAX],
+        ..sampled()
+    };
+    let mut sampler = Sampler::default();
+    for position in 0..50 {
+        for (further, seed) in [(0, 4), (1, u64::MAX)] {
+            let several = Draw {
+                further,
+                ..draw(&params, position, &[], 0)
+            };
+            let alone = SamplingParams { seed, ..sampled() };
+            let expected = sampler.sample(&logits, &draw(&alone, position, &[], 0)).unwrap();
+            assert_eq!(sampler.sample(&logits, &several).unwrap(), expected);
+            let folded = params.of_choice(1 + further);
+            assert_eq!(
+                sampler.sample(&logits, &draw(&folded, position, &[], 0)).unwrap(),
+                expected
+            );
+            assert!(folded.choice_seeds.is_empty());
+        }
+    }
 }

@@ -171,6 +171,16 @@ impl PrefillRole {
                 job.choices
             ));
         }
+        let (seeds, last) = (
+            job.sampling.choice_seeds.len(),
+            job.sampling.choice as usize + job.choices as usize,
+        );
+        if seeds > 0 && seeds < last {
+            return Err(format!(
+                "sampling.choice_seeds has {seeds} elements: none for choice {}",
+                last - 1
+            ));
+        }
         let adapter = self.context.adapter(job.adapter.as_deref())?;
         if job.choices == 0 {
             return Ok(adapter);

@@ -156,7 +156,8 @@ pub struct PrefillJob {
     pub token_ids: Vec<u32>,
     /// Name of the adapter that the model is served with; `None`: the model as it is.
     pub adapter: Option<String>,
-    /// How the first tokens are drawn. `sampling.choice` is the first choice's; the others follow it.
+    /// How the first tokens are drawn. `sampling.choice` is the first choice's; the others follow it. If there are
+    /// `sampling.choice_seeds`, each of them has one.
     pub sampling: SamplingParams,
     /// How many choices draw a first token. 0: the prompt is all that is computed here (beam search draws its tokens on
     /// the decode node; a request for the prompt's log-probabilities alone draws none).
@@ -202,7 +203,8 @@ pub struct DecodeJob {
     /// Beam search of this width instead: `choices` is empty, and the answer is [`JobEvent::Beams`]. The prompt's last
     /// position is computed here again, so no first token comes with the commit.
     pub beam_width: Option<u32>,
-    /// How tokens are drawn; `sampling.choice` is replaced by each choice's number.
+    /// How tokens are drawn; `sampling.choice` is replaced by each choice's number. If there are `sampling.choice_seeds`,
+    /// each of the choices has one.
     pub sampling: SamplingParams,
     /// When a choice ends.
     pub stop: StopRules,

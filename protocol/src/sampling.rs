@@ -6,7 +6,7 @@ use bincode::{Decode, Encode};
 ///
 /// Order of the warpers: `watermark`, `logit_bias`, repetition, presence and frequency penalty, then what may not be drawn
 /// (`allowed_token_ids`, `bad_words`, `min_tokens`, `grammar`), temperature, `top_k`, `top_p`, `typical_p`, `min_p`. The
-/// random draw is a pure function of (`seed`, `choice`, output position), so nothing about random state
+/// random draw is a pure function of (seed, choice, output position), so nothing about random state
 /// ever has to move between nodes.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct SamplingParams {
@@ -33,6 +33,9 @@ pub struct SamplingParams {
     pub seed: u64,
     /// Which choice of the request this sequence is (0-based).
     pub choice: u32,
+    /// A seed for each choice of the request, by its number: choice j is what a request with that seed alone gets. Empty:
+    /// all choices have `seed`, and differ by their numbers.
+    pub choice_seeds: Vec<u64>,
     /// Number of alternatives to report at every position; `None` = do not report any.
     pub top_logprobs: Option<u8>,
     /// The alternatives are those of the distribution that tokens are drawn from, not of the model's.
@@ -96,6 +99,7 @@ impl SamplingParams {
             frequency_penalty: 0.0,
             seed: 0,
             choice: 0,
+            choice_seeds: Vec::new(),
             top_logprobs: None,
             processed_logprobs: false,
             watermark: false,
@@ -105,6 +109,28 @@ impl SamplingParams {
             min_tokens: 0,
             end_token_ids: Vec::new(),
             grammar: None,
+        }
+    }
+
+    /// What the random numbers of the choice that many after `choice` depend on beside the position: seed, and number of
+    /// the choice among those with that seed.
+    pub fn stream_of(&self, further: u32) -> (u64, u32) {
+        let choice = self.choice.wrapping_add(further);
+        match self.choice_seeds.get(choice as usize) {
+            Some(seed) => (*seed, 0),
+            None => (self.seed, choice),
+        }
+    }
+
+    /// The same for the choice of that number alone.
+    pub fn of_choice(&self, choice: u32) -> Self {
+        let whose = Self { choice, ..self.clone() };
+        let (seed, choice) = whose.stream_of(0);
+        Self {
+            seed,
+            choice,
+            choice_seeds: Vec::new(),
+            ..whose
         }
     }
 

@@ -108,6 +108,91 @@ async fn choices_come_of_one_prefill_and_one_transfer() -> Result<()> {
     scene.close().await
 }
 
+const SEEDS: [u64; 4] = [5, u64::MAX, 11, 5];
+
+/// Each choice has a seed of its own.
+fn seeded() -> SamplingParams {
+    SamplingParams {
+        choice_seeds: SEEDS.to_vec(),
+        ..sampling()
+    }
+}
+
+/// The only choice of a request with that seed.
+fn with_seed(seed: u64, stop: &StopRules) -> DecodeJob {
+    DecodeJob {
+        sampling: SamplingParams { seed, ..sampling() },
+        ..decode_job(1, stop)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn choices_with_seeds_of_their_own_are_what_each_seed_leads_to_alone() -> Result<()> {
+    let scene = Scene::open().await?;
+    let stop = stop(20);
+    let (_, one, mut single) = scene.hand_over(prefill_job(1, &stop), decode_job(1, &stop)).await?;
+    single.tokens().await?;
+    let prefill = PrefillJob {
+        sampling: seeded(),
+        ..prefill_job(4, &stop)
+    };
+    let decode = DecodeJob {
+        sampling: seeded(),
+        ..decode_job(4, &stop)
+    };
+    let (computed, stats, mut decoding) = scene.hand_over(prefill, decode.clone()).await?;
+    ensure!(stats.bytes == one.bytes, "{stats:?} for 4 choices, {one:?} for one");
+    let rest = decoding.tokens().await?;
+    let mut whole: Vec<Vec<SampledToken>> = Vec::new();
+    for (choice, (first, seed)) in (0..).zip(computed.tokens.into_iter().zip(SEEDS)) {
+        let all = [vec![first], rest[&choice].clone()].concat();
+        let expected = scene.computed_there(with_seed(seed, &stop)).await?;
+        ensure!(
+            Some(&all) == expected.get(&0),
+            "choice {choice} is not that of its seed"
+        );
+        whole.push(all);
+    }
+    ensure!(whole[0] == whole[3] && whole[0] != whole[1] && whole[1] != whole[2]);
+    // Another node takes two of them over, each from where it is.
+    let start = |choice: u32, known: usize| ChoiceStart {
+        choice,
+        generated: whole[choice as usize][..known]
+            .iter()
+            .map(|token| token.token)
+            .collect(),
+    };
+    let moved = DecodeJob {
+        choices: vec![start(3, 12), start(1, 4)],
+        ..decode
+    };
+    let moved = scene.computed_there(moved).await?;
+    ensure!(moved.len() == 2 && moved[&3] == whole[3][12..] && moved[&1] == whole[1][4..]);
+    scene.close().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn choices_without_a_seed_among_others_with_one_are_refused() -> Result<()> {
+    let scene = Scene::open().await?;
+    let prefill = PrefillJob {
+        sampling: seeded(),
+        ..prefill_job(5, &stop(1))
+    };
+    let problem = Stream::open(&scene.prefill, Job::Prefill(prefill))
+        .await?
+        .failed()
+        .await?;
+    let expected = "sampling.choice_seeds has 4 elements: none for choice 4";
+    ensure!(problem == expected, "{problem}");
+    let decode = DecodeJob {
+        sampling: seeded(),
+        ..decode_job(5, &stop(2))
+    };
+    let problem = Stream::open(&scene.decode, Job::Decode(decode)).await?.failed().await?;
+    ensure!(problem == expected, "{problem}");
+    scene.close().await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn choices_go_on_elsewhere_from_where_they_are() -> Result<()> {
     let scene = Scene::open().await?;

@@ -127,6 +127,7 @@ impl Bench {
                     position += 1;
                     let draw = Draw {
                         params,
+                        further: 0,
                         position,
                         history: if params.needs_history() { &history } else { &[] },
                         prompt_len: if params.needs_history() { 256 } else { 0 },

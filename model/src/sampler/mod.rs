@@ -72,6 +72,8 @@ pub enum SampleError {
 pub struct Draw<'a> {
     /// Parameters of the request.
     pub params: &'a SamplingParams,
+    /// For which choice: that many after `params.choice`.
+    pub further: u32,
     /// 0-based index of the new token among the generated ones.
     pub position: u32,
     /// Prompt and output so far; may be empty unless [`SamplingParams::needs_history`].
@@ -328,7 +330,8 @@ impl Sampler {
                 filtered: false,
             });
         }
-        let random = random::uniform(params.seed, params.choice, draw.position);
+        let (seed, choice) = params.stream_of(draw.further);
+        let random = random::uniform(seed, choice, draw.position);
         let filtered = self.filter(logits, best.logit, params);
         let (token, log_sum) = if filtered {
             draw_candidate(&mut self.candidates, random)

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use actix_web::http::StatusCode;
 use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
+use protocol::sampling::SamplingParams;
 
 use super::answer::{BestOfSequence, Generated, Token, finish_reason, only_ids};
 use super::request::{GenerateRequest, Rules, parse, refuse_in_stream, refuse_unknown_adapter};
 use super::stream::TgiStream;
 use crate::http::answer::{Answer, Collected};
+use crate::http::caller::Caller;
 use crate::http::error::{ApiError, Family};
 use crate::http::serve::Draft;
 use crate::http::state::HttpState;
@@ -58,8 +60,9 @@ async fn handle(request: &HttpRequest, payload: Payload, state: &HttpState, shap
 
 /// A checked request and what its answer needs of it.
 struct Checked {
-    /// One for each sequence to choose from: each has a seed of its own, and is what a request with that seed gets.
-    drafts: Vec<Draft>,
+    draft: Draft,
+    /// Of each sequence to choose from: it is what a request with that seed gets.
+    seeds: Vec<u64>,
     /// What stands before the generated text.
     prefix: String,
     input_chars: usize,
@@ -103,6 +106,8 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape
     if let Some(keep) = truncate {
         tokens.drain(..tokens.len().saturating_sub(keep));
     }
+    let mut sampling = parsed.sampling;
+    let seeds = give_seeds(&mut sampling, best_of, &caller, state)?;
     let draft = Draft {
         id: state.id_of(request)?,
         caller,
@@ -110,9 +115,9 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape
         tokens: tokens.into(),
         adapter: parsed.adapter,
         body_bytes: body.bytes.len(),
-        choices: 1,
+        choices: best_of,
         beam: false,
-        sampling: parsed.sampling,
+        sampling,
         max_tokens: Some(parsed.max_new_tokens),
         stop_strings: parsed.stop.into(),
         stop_token_ids: Vec::new(),
@@ -121,45 +126,42 @@ async fn check(request: &HttpRequest, payload: Payload, state: &HttpState, shape
         skip_special_tokens: true,
         prompt_logprobs: prompt_details.then_some(0),
     };
-    let drafts = sequences(draft, best_of, state)?;
-    let input_chars = inputs.chars().count();
-    let prefix = if return_full_text {
-        inputs.to_string()
-    } else {
-        String::new()
-    };
-    let list = shape == Shape::ListOrStream;
     Ok(Checked {
-        drafts,
-        prefix,
-        input_chars,
+        draft,
+        seeds,
+        prefix: if return_full_text {
+            inputs.to_string()
+        } else {
+            String::new()
+        },
+        input_chars: inputs.chars().count(),
         details,
         prompt_details,
         stream,
-        list,
+        list: shape == Shape::ListOrStream,
     })
 }
 
-/// The drafts of all sequences to choose from: the first as it is, the others with seeds of their own.
-fn sequences(first: Draft, best_of: u32, state: &HttpState) -> Result<Vec<Draft>, ApiError> {
-    let mut all = vec![first];
-    for index in 1..u64::from(best_of) {
-        let mut further = Draft {
-            id: state.draw_id()?,
-            body_bytes: 0,
-            prompt_logprobs: None,
-            ..all[0].clone()
-        };
-        further.sampling.seed = state.seed(&further.caller, index)?;
-        all.push(further);
+/// Gives each of several sequences a seed of its own, the first the request's. Returns them all.
+fn give_seeds(
+    sampling: &mut SamplingParams,
+    best_of: u32,
+    caller: &Caller,
+    state: &HttpState,
+) -> Result<Vec<u64>, ApiError> {
+    let further = (1..u64::from(best_of)).map(|index| state.seed(caller, index));
+    let seeds: Vec<u64> = std::iter::once(Ok(sampling.seed))
+        .chain(further)
+        .collect::<Result<_, _>>()?;
+    if best_of > 1 {
+        sampling.choice_seeds.clone_from(&seeds);
     }
-    Ok(all)
+    Ok(seeds)
 }
 
 async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Result<HttpResponse, ApiError> {
-    let seeds: Vec<u64> = checked.drafts.iter().map(|draft| draft.sampling.seed).collect();
-    let seed = seeds.first().copied().unwrap_or_default();
-    let mut answer = state.begin(checked.drafts, timer).await?;
+    let seed = checked.draft.sampling.seed;
+    let mut answer = state.begin(vec![checked.draft], timer).await?;
     let mut response = HttpResponse::build(StatusCode::OK);
     response.insert_header(("x-compute-type", "cpu"));
     response.insert_header(("x-compute-characters", checked.input_chars.to_string()));
@@ -177,7 +179,7 @@ async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Res
     };
     let mut sequences: Vec<BestOfSequence> = collected
         .iter()
-        .zip(&seeds)
+        .zip(&checked.seeds)
         .map(|(collected, &seed)| BestOfSequence {
             generated_text: format!("{}{}", checked.prefix, collected.text()),
             finish_reason: finish_reason(&collected.completion),
