@@ -132,6 +132,14 @@ section! {
         /// step times, what is queued, what nodes have cached, and measured transfers; "least_loaded": the least work ahead;
         /// "round_robin": one after the other.
         routing: RoutingConfig = RoutingConfig::PrefixAffinity, Kind::Choice(&["prefix_affinity", "least_loaded", "round_robin"]);
+        /// A node that has work and takes no step for this long, or reports nothing, gets no jobs, and those it has are done
+        /// elsewhere, until it gets on, in milliseconds. Longer than the longest step, and than a second.
+        node_stall_ms: u64 = 10_000, int(1_000, 86_400_000);
+        /// A node on which so many jobs in a row have failed gets none for breaker_open_ms, then one to try it.
+        breaker_failures: u32 = 5, int(1, 1_000_000);
+        /// How long a node gets no jobs after breaker_failures, in milliseconds; twice as long after each try that fails, up to
+        /// 32 times.
+        breaker_open_ms: u64 = 1_000, millis();
         /// Decisions about where requests go that are kept, with all that was looked at; the admin plane tells them.
         decision_records: usize = 1_024, int(0, 1_048_576);
         /// Longest wait for a node, in milliseconds.

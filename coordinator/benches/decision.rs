@@ -7,7 +7,9 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use coordinator::core::nodes::{Held, LinkId, Nodes, PrefillCredit, Shape, StepLimits, TextIdentity, Wanted};
+use coordinator::core::nodes::{
+    BreakerLimits, HealthLimits, Held, LinkId, Nodes, PrefillCredit, Shape, StepLimits, TextIdentity, Wanted,
+};
 use coordinator::core::routing::{Policy, Router};
 use criterion::{Criterion, criterion_group, criterion_main};
 use protocol::PROTOCOL_VERSION;
@@ -66,7 +68,14 @@ fn cluster(prompt: &[u64]) -> Nodes {
         mixed_tokens: 128,
         mixed_us: 25_000,
     };
-    let mut nodes = Nodes::new(text, credit, limits);
+    let health = HealthLimits {
+        stall: Duration::from_secs(10),
+        breaker: BreakerLimits {
+            failures: 5,
+            open: Duration::from_secs(1),
+        },
+    };
+    let mut nodes = Nodes::new(text, credit, limits, health);
     for link in 0..NODES {
         let role = if link % 2 == 0 { Role::Prefill } else { Role::Decode };
         nodes.join(LinkId(link), role, hello(role, link));

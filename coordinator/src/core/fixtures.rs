@@ -12,7 +12,7 @@ use protocol::sampling::{SampledToken, SamplingParams, StopRules};
 use super::admission::AdmissionLimits;
 use super::cluster::ClusterSettings;
 use super::ledger::{Detokenizer, TextDecoder};
-use super::nodes::{PrefillCredit, StepLimits, TextIdentity};
+use super::nodes::{BreakerLimits, HealthLimits, PrefillCredit, StepLimits, TextIdentity};
 use super::queue::Tenant;
 use super::request::RequestLimits;
 use super::routing::Policy;
@@ -134,6 +134,14 @@ pub(crate) fn settings() -> ClusterSettings {
         prefill_credit: PrefillCredit {
             window_tokens: 64,
             sharing_jobs: 2,
+        },
+        // Nodes of tests report when they are told to.
+        health: HealthLimits {
+            stall: Duration::from_secs(1_000_000),
+            breaker: BreakerLimits {
+                failures: 1_000,
+                open: Duration::from_secs(1),
+            },
         },
         decision_records: 16,
         policy: Policy::PrefixAffinity,

@@ -244,7 +244,7 @@ impl ClusterStatus {
         let serves = |role: Role| {
             self.nodes
                 .iter()
-                .any(|node| node.role.may_act_as(role) && !node.draining)
+                .any(|node| node.role.may_act_as(role) && !node.draining && !node.stalled)
         };
         !self.draining && serves(Role::Prefill) && serves(Role::Decode)
     }
@@ -259,6 +259,10 @@ pub struct NodeStatus {
     pub role: protocol::ids::Role,
     /// It takes no new jobs.
     pub draining: bool,
+    /// It has work and does not get on, or says nothing any more: it gets no new jobs.
+    pub stalled: bool,
+    /// `closed`; `open` if job after job failed there and none is sent for a while; `half_open` while one is tried.
+    pub breaker: &'static str,
     /// Blocks of its KV pool.
     pub total_blocks: u32,
     /// Blocks nobody uses, by its last report.

@@ -6,7 +6,7 @@ use config::{Config, CoordinatorConfig, RoutingConfig};
 
 use crate::core::admission::AdmissionLimits;
 use crate::core::cluster::ClusterSettings;
-use crate::core::nodes::{PrefillCredit, StepLimits, TextIdentity};
+use crate::core::nodes::{BreakerLimits, HealthLimits, PrefillCredit, StepLimits, TextIdentity};
 use crate::core::request::RequestLimits;
 use crate::core::routing::Policy;
 
@@ -35,6 +35,13 @@ pub fn cluster(config: &Config, text: TextIdentity) -> ClusterSettings {
             RoutingConfig::PrefixAffinity => Policy::PrefixAffinity,
             RoutingConfig::LeastLoaded => Policy::LeastLoaded,
             RoutingConfig::RoundRobin => Policy::RoundRobin,
+        },
+        health: HealthLimits {
+            stall: Duration::from_millis(config.coordinator.node_stall_ms),
+            breaker: BreakerLimits {
+                failures: config.coordinator.breaker_failures,
+                open: Duration::from_millis(config.coordinator.breaker_open_ms),
+            },
         },
         decision_records: config.coordinator.decision_records,
         steps: StepLimits {

@@ -7,7 +7,7 @@ use metrics::{counter, gauge, histogram};
 use protocol::ids::RequestId;
 
 use crate::core::request::{Cause, Note};
-use crate::core::types::{ClusterStatus, ServeError};
+use crate::core::types::{ClusterStatus, NodeStatus, ServeError};
 
 /// Attempts repeated before the first token, by `cause`.
 pub const RESTARTS: &str = "baton_request_restarts_total";
@@ -36,11 +36,18 @@ pub const OLDEST_IN_STATE: &str = "baton_oldest_request_in_state_seconds";
 /// Blocks of a `node`, by `kind`: total, free and cached (by its report), booked (by the coordinator).
 pub const NODE_BLOCKS: &str = "baton_node_blocks";
 
+/// 1 for a `node` that does not get on with its work, or says nothing.
+pub const NODE_STALLED: &str = "baton_node_stalled";
+/// Whether jobs go to a `node` in spite of those that failed there: 0 yes, 1 no, 0.5 one to try.
+pub const NODE_BREAKER: &str = "baton_node_breaker_open";
+
 /// Remembers which gauges have been set, so that they can be set to 0.
 #[derive(Default)]
 pub(super) struct Gauges {
     states: BTreeSet<&'static str>,
     nodes: BTreeSet<String>,
+    /// Nodes that were stalled, or whose breaker was not closed, when last looked at.
+    unfit: BTreeSet<String>,
 }
 
 impl Gauges {
@@ -64,6 +71,15 @@ impl Gauges {
         let set = |node: &str, kind: &'static str, value: u32| {
             gauge!(NODE_BLOCKS, "node" => node.to_owned(), "kind" => kind).set(f64::from(value));
         };
+        let watch = |node: &str, stalled: bool, breaker: &str| {
+            gauge!(NODE_STALLED, "node" => node.to_owned()).set(f64::from(u8::from(stalled)));
+            let open = match breaker {
+                "closed" => 0.0,
+                "half_open" => 0.5,
+                _ => 1.0,
+            };
+            gauge!(NODE_BREAKER, "node" => node.to_owned()).set(open);
+        };
         for gone in self
             .nodes
             .iter()
@@ -72,12 +88,16 @@ impl Gauges {
             for kind in ["total", "free", "cached", "booked"] {
                 set(gone, kind, 0);
             }
+            watch(gone, false, "closed");
+            self.unfit.remove(gone);
         }
         for node in &status.nodes {
             set(&node.node, "total", node.total_blocks);
             set(&node.node, "free", node.free_blocks);
             set(&node.node, "cached", node.cached_blocks);
             set(&node.node, "booked", node.booked_blocks);
+            watch(&node.node, node.stalled, node.breaker);
+            self.tell(node);
             if !self.nodes.contains(&node.node) {
                 self.nodes.insert(node.node.clone());
             }
@@ -85,9 +105,24 @@ impl Gauges {
     }
 }
 
+impl Gauges {
+    /// Logs when a node becomes unfit, and when it is fit again.
+    fn tell(&mut self, node: &NodeStatus) {
+        let name = &node.node;
+        if !node.stalled && node.breaker == "closed" {
+            if self.unfit.remove(name) {
+                tracing::info!(node = %name, "node is fit again");
+            }
+        } else if self.unfit.insert(name.clone()) {
+            tracing::warn!(node = %name, stalled = node.stalled, breaker = node.breaker, "node gets no work");
+        }
+    }
+}
+
 fn label(cause: &Cause) -> &'static str {
     match cause {
         Cause::NodeLost => "node_lost",
+        Cause::Stalled => "stalled",
         Cause::Moved => "moved",
         Cause::StreamLost(_) => "stream_lost",
         Cause::Failed(_) => "job_failed",

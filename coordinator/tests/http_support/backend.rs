@@ -52,6 +52,8 @@ impl Scripted {
             node: node.to_owned(),
             role,
             draining: false,
+            stalled: false,
+            breaker: "closed",
             total_blocks: 8,
             free_blocks: 8,
             cached_blocks: 0,

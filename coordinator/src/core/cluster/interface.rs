@@ -4,7 +4,7 @@ use protocol::control::{CacheChange, CoordinatorMessage, Hello, Job, JobEvent, J
 use protocol::ids::RequestId;
 
 use crate::core::admission::AdmissionLimits;
-use crate::core::nodes::{LegId, LinkId, PeerName, PrefillCredit, StepLimits, TextIdentity};
+use crate::core::nodes::{HealthLimits, LegId, LinkId, PeerName, PrefillCredit, StepLimits, TextIdentity};
 use crate::core::request::{Note, RequestLimits};
 use crate::core::routing::Policy;
 use crate::core::types::ClientEvent;
@@ -22,6 +22,8 @@ pub struct ClusterSettings {
     pub prefill_credit: PrefillCredit,
     /// How nodes are chosen.
     pub policy: Policy,
+    /// When nodes get no work.
+    pub health: HealthLimits,
     /// How many decisions are kept.
     pub decision_records: usize,
     /// How the nodes' engines cut prompts.

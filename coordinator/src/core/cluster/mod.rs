@@ -3,6 +3,7 @@
 
 #[cfg(test)]
 mod audit;
+mod health;
 mod interface;
 mod orders;
 mod place;
@@ -81,7 +82,12 @@ impl Cluster {
     pub fn new(settings: ClusterSettings, detokenizer: Arc<dyn Detokenizer>) -> Self {
         Self {
             admission: Admission::new(settings.admission),
-            nodes: Nodes::new(settings.text.clone(), settings.prefill_credit, settings.steps),
+            nodes: Nodes::new(
+                settings.text.clone(),
+                settings.prefill_credit,
+                settings.steps,
+                settings.health,
+            ),
             router: Router::new(settings.policy),
             decisions: Decisions::new(settings.decision_records),
             settings,
@@ -174,6 +180,7 @@ impl Cluster {
 
     /// Takes in a fact.
     pub fn on_fact(&mut self, now: Instant, fact: Fact, actions: &mut Vec<Action>) {
+        self.look(now, actions);
         match fact {
             Fact::NodeJoined { link, peer, hello } => self.on_joined(now, link, &peer, hello, actions),
             Fact::NodeReport { link, report } => {
@@ -216,11 +223,13 @@ impl Cluster {
     pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let waits = !self.queue.is_empty() || !self.stranded.is_empty();
         let pause = waits.then(|| self.nodes.next_pause_end(now)).flatten();
-        self.timers.first().map(|(at, _)| *at).into_iter().chain(pause).min()
+        let timer = self.timers.first().map(|(at, _)| *at);
+        [timer, pause, self.nodes.next_look()].into_iter().flatten().min()
     }
 
     /// Acts on every deadline that has passed.
     pub fn on_timeout(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        self.look(now, actions);
         while let Some(&(at, id)) = self.timers.first()
             && at <= now
         {
@@ -273,6 +282,7 @@ impl Cluster {
             }
             return;
         };
+        self.judge(now, leg, &of, &event);
         if is_last(&event) {
             self.release(leg, actions);
         }
@@ -423,6 +433,7 @@ impl Cluster {
             }
             Effect::Release(leg) => self.release(leg, actions),
             Effect::Computed(leg) => self.nodes.computed(leg),
+            Effect::Blame(leg) => self.nodes.failed(leg),
             Effect::Taken(leg) => self.nodes.accepted(leg),
             Effect::Grow(leg, tokens) => self.nodes.grow(leg, tokens),
             Effect::Shrink { leg, prompt, tokens } => self.nodes.shrink(leg, prompt, tokens),

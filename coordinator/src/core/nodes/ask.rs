@@ -22,6 +22,6 @@ impl Nodes {
         let others = self.nodes.iter().filter(|(of, _)| **of != link);
         others
             .into_iter()
-            .any(|(_, node)| node.serves(Role::Decode) && !node.draining)
+            .any(|(_, node)| node.serves(Role::Decode) && !node.draining && !node.health.is_stalled())
     }
 }

@@ -28,6 +28,7 @@ impl Nodes {
             .expect("a job is booked on a node that was just chosen");
         let (blocks, sequences) = (node.blocks_of(shape) as u32, shape.held.sequences());
         node.legs.insert(id);
+        node.breaker.booked(id);
         node.sequences += sequences;
         node.booked_blocks += blocks;
         node.unreported_blocks += i64::from(blocks);
@@ -97,6 +98,7 @@ impl Nodes {
         let ended = self.legs.remove(&leg)?;
         if let Some(node) = self.nodes.get_mut(&ended.link) {
             node.legs.remove(&leg);
+            node.breaker.ended(leg);
             node.booked_blocks -= ended.blocks;
             node.sequences -= ended.sequences;
             node.unreported_blocks -= i64::from(ended.blocks);

@@ -5,11 +5,14 @@
 
 mod ask;
 mod books;
+mod breaker;
 mod check;
 mod cost;
+mod health;
 mod options;
 mod shape;
 mod transfer;
+mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -21,12 +24,16 @@ use protocol::kv::{KvLayout, ModelIdentity};
 use protocol::prefix::block_hashes;
 
 pub use self::books::Work;
+use self::breaker::Breaker;
+pub use self::breaker::BreakerLimits;
 pub use self::check::{PeerName, TextIdentity};
 pub use self::cost::{Beside, StepLimits, StepTimes};
 use self::cost::{Queue, rows_of_prompts};
+use self::health::{Health, RunningTime};
 pub use self::options::Wanted;
 pub use self::shape::{Held, Shape};
 use self::transfer::Transfers;
+pub use self::watch::HealthLimits;
 use super::prefix_index::PrefixIndex;
 use super::types::NodeStatus;
 
@@ -98,6 +105,8 @@ struct Node {
     times: StepTimes,
     /// Of its handoffs, if it computes prompts: by decode node.
     transfers: BTreeMap<LinkId, Transfers>,
+    breaker: Breaker,
+    health: Health,
     busy_until: Option<Instant>,
     backoff: Duration,
 }
@@ -108,6 +117,8 @@ pub struct Nodes {
     text: TextIdentity,
     credit: PrefillCredit,
     limits: StepLimits,
+    health: HealthLimits,
+    time: RunningTime,
     /// For each part of a step's time the last word of whoever had measured it.
     measured: StepTimes,
     nodes: BTreeMap<LinkId, Node>,
@@ -119,8 +130,10 @@ pub struct Nodes {
 
 impl Nodes {
     /// No node yet.
-    pub fn new(text: TextIdentity, credit: PrefillCredit, limits: StepLimits) -> Self {
+    pub fn new(text: TextIdentity, credit: PrefillCredit, limits: StepLimits, health: HealthLimits) -> Self {
         Self {
+            time: RunningTime::new(health.stall),
+            health,
             text,
             credit,
             limits,
@@ -164,6 +177,8 @@ impl Nodes {
             queue: Queue::default(),
             times: StepTimes::default(),
             transfers: BTreeMap::new(),
+            breaker: Breaker::default(),
+            health: Health::new(self.time.now()),
             busy_until: None,
             backoff: BACKOFF_MIN,
         };
@@ -186,6 +201,7 @@ impl Nodes {
                 node.role = report.role;
             }
             node.unreported_blocks = 0;
+            node.health.report(self.time.now(), report.steps, report.pending);
             node.times = report.step_times.into();
             node.queue.left = Some(rows_of_prompts(&report));
             self.measured = node.times.or(&self.measured);
@@ -328,8 +344,8 @@ impl Nodes {
     pub fn next_pause_end(&self, now: Instant) -> Option<Instant> {
         self.nodes
             .values()
-            .filter_map(|node| node.busy_until)
-            .filter(|until| *until > now)
+            .flat_map(|node| [node.busy_until.filter(|until| *until > now), node.breaker.opens_up(now)])
+            .flatten()
             .min()
     }
 
@@ -373,6 +389,8 @@ impl Node {
             node: self.hello.node.0.clone(),
             role: self.role,
             draining: self.draining,
+            stalled: self.health.is_stalled(),
+            breaker: self.breaker.as_str(),
             total_blocks: self.hello.total_blocks,
             free_blocks: self.report.free_blocks,
             cached_blocks: self.report.cached_blocks,

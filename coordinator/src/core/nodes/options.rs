@@ -110,7 +110,7 @@ impl Nodes {
         let nodes = self.nodes.iter().map(|(link, node)| (*link, node));
         nodes.filter(move |(_, node)| {
             node.serves(role)
-                && !node.draining
+                && node.is_fit(now)
                 && node.busy_until.is_none_or(|until| until <= now)
                 && node.sequences + shape.held.sequences() <= node.hello.max_num_seqs as usize
                 && node.could_hold(shape)

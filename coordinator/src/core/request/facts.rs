@@ -336,6 +336,9 @@ impl Request {
 
     /// A leg has come to nothing. What that means depends on whether the client has seen a token.
     pub fn attempt_failed(&mut self, now: Instant, leg: LegId, cause: Cause, ctx: &mut Context<'_>) {
+        if cause.blames_the_node() {
+            ctx.out.push(Effect::Blame(leg));
+        }
         match &mut self.state {
             State::Reserving { .. } | State::Prefilling { .. } => self.restart(now, cause, ctx),
             State::Decoding { prefill, .. } if *prefill == Some(leg) => {
@@ -436,7 +439,8 @@ impl Request {
                     ctx.out,
                 );
             }
-            (State::Prefilling { .. }, _) => {
+            (State::Prefilling { prefill, .. }, _) => {
+                ctx.out.push(Effect::Blame(*prefill));
                 self.fail(ServeErrorKind::Timeout, "the prompt was not computed in time", ctx.out);
             }
             (
@@ -447,42 +451,6 @@ impl Request {
                 _,
             ) => self.attempt_failed(now, *decode, Cause::Deadline(name), ctx),
             (State::Finished, _) => {}
-        }
-    }
-}
-
-impl Cause {
-    /// The error for the client when there is no further attempt.
-    fn to_client(&self) -> (ServeErrorKind, &'static str) {
-        match self {
-            Self::NodeLost | Self::StreamLost(_) => (
-                ServeErrorKind::NodeLost,
-                "the nodes that served the request were lost, one after the other",
-            ),
-            // A move of this kind is not counted, so it is never the last one.
-            Self::Moved => (
-                ServeErrorKind::Unavailable,
-                "the node that served the request was emptied",
-            ),
-            Self::Deadline(_) => (
-                ServeErrorKind::Timeout,
-                "the nodes that served the request did not answer in time",
-            ),
-            Self::Nonsense(_) => (ServeErrorKind::Internal, "a node broke the protocol"),
-            Self::Failed(error) => match error.kind {
-                JobErrorKind::TransferFailed => (
-                    ServeErrorKind::TransferFailed,
-                    "the KV cache could not be handed over to a decode node",
-                ),
-                JobErrorKind::DeadlineExceeded => (
-                    ServeErrorKind::Timeout,
-                    "the nodes that served the request did not finish in time",
-                ),
-                JobErrorKind::Draining => (ServeErrorKind::NodeLost, "the nodes that served the request stopped"),
-                JobErrorKind::Overloaded | JobErrorKind::Invalid | JobErrorKind::Internal => {
-                    (ServeErrorKind::Internal, "a node failed to serve the request")
-                }
-            },
         }
     }
 }

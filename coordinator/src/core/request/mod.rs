@@ -18,10 +18,12 @@
 //! The machine knows its legs by name only; which node a leg is on is its owner's business (`cluster`).
 
 mod beams;
+mod cause;
 mod facts;
 mod jobs;
 
-pub use facts::Missing;
+pub use self::cause::Cause;
+pub use self::facts::Missing;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -147,36 +149,6 @@ pub struct Early {
     beams: Option<Vec<Beam>>,
 }
 
-/// Why an attempt came to nothing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cause {
-    /// The link to the node is gone.
-    NodeLost,
-    /// An operator wants the node empty.
-    Moved,
-    /// The job's stream ended without a last event.
-    StreamLost(String),
-    /// The node reported a failure.
-    Failed(JobError),
-    /// The deadline of the named state passed.
-    Deadline(&'static str),
-    /// The node said something that makes no sense.
-    Nonsense(String),
-}
-
-impl std::fmt::Display for Cause {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::NodeLost => f.write_str("node lost"),
-            Self::Moved => f.write_str("node is to be emptied"),
-            Self::StreamLost(how) => write!(f, "job stream lost: {how}"),
-            Self::Failed(error) => write!(f, "job failed ({:?}): {}", error.kind, error.message),
-            Self::Deadline(state) => write!(f, "deadline passed while {state}"),
-            Self::Nonsense(what) => write!(f, "protocol violation: {what}"),
-        }
-    }
-}
-
 /// What the machine wants done, in order.
 #[derive(Debug, PartialEq)]
 pub enum Effect {
@@ -188,6 +160,8 @@ pub enum Effect {
     Release(LegId),
     /// The prompt of the leg has been computed.
     Computed(LegId),
+    /// The job of the leg has failed, and its node is to blame.
+    Blame(LegId),
     /// The leg's node took the job.
     Taken(LegId),
     /// A choice on the decode leg holds one token more than before: so many, prompt included.

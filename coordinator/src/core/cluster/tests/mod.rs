@@ -2,6 +2,7 @@
 
 mod bench;
 mod choices;
+mod health;
 mod joining;
 mod orders;
 mod routing;
