@@ -32,7 +32,8 @@ pub use sections::{
     TelemetryConfig, TransferConfig,
 };
 pub use types::{
-    BestOf, Compute, KvDtypeConfig, LogFormat, LogprobsConfig, NodeRoleConfig, RoutingConfig, Secret, cores,
+    BestOf, Compute, KvDtypeConfig, LocalPrefillConfig, LogFormat, LogprobsConfig, NodeRoleConfig, RoutingConfig,
+    Secret, cores,
 };
 
 /// The whole configuration of a process. All three kinds of process read the same file and use what concerns them.

@@ -90,6 +90,19 @@ pub enum LogprobsConfig {
     Processed,
 }
 
+/// Whether decode nodes compute prompts themselves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LocalPrefillConfig {
+    /// Never.
+    #[default]
+    Never,
+    /// Where that is predicted to be cheaper, or no prefill node takes jobs.
+    Auto,
+    /// Every prompt that they can.
+    Always,
+}
+
 /// How the coordinator chooses nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use coordinator::core::nodes::{
     BreakerLimits, HealthLimits, Held, LinkId, Nodes, PrefillCredit, Shape, StepLimits, TextIdentity, Wanted,
 };
-use coordinator::core::routing::{Policy, Router};
+use coordinator::core::routing::{LocalPrefill, Policy, Router};
 use criterion::{Criterion, criterion_group, criterion_main};
 use protocol::PROTOCOL_VERSION;
 use protocol::control::{CacheChange, Hello, LoadReport, StepTimeModel};
@@ -136,7 +136,7 @@ fn decision(criterion: &mut Criterion) {
         cached: &cached,
         avoid: None,
     };
-    let mut router = Router::new(Policy::PrefixAffinity);
+    let mut router = Router::new(Policy::PrefixAffinity, LocalPrefill::Never);
     let mut group = criterion.benchmark_group("decision");
     group
         .measurement_time(Duration::from_secs(2))

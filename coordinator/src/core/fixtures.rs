@@ -15,7 +15,7 @@ use super::ledger::{Detokenizer, TextDecoder};
 use super::nodes::{BreakerLimits, HealthLimits, PrefillCredit, StepLimits, TextIdentity};
 use super::queue::Tenant;
 use super::request::RequestLimits;
-use super::routing::Policy;
+use super::routing::{LocalPrefill, Policy};
 use super::types::ServeRequest;
 
 /// Tokens of a block of [`hello`]'s layout.
@@ -144,6 +144,7 @@ pub(crate) fn settings() -> ClusterSettings {
             },
         },
         decision_records: 16,
+        local_prefill: LocalPrefill::Never,
         policy: Policy::PrefixAffinity,
         steps: StepLimits {
             chunk_tokens: 32,

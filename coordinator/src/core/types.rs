@@ -235,10 +235,13 @@ pub struct ClusterStatus {
     pub running: usize,
     /// The coordinator stops: it takes no new requests.
     pub draining: bool,
+    /// Decode nodes may compute prompts themselves.
+    pub local_prefill: bool,
 }
 
 impl ClusterStatus {
-    /// True if a request sent now would be worked on: a prefill and a decode node are there and take jobs.
+    /// True if a request sent now would be worked on: a prefill and a decode node are there and take jobs, or a decode
+    /// node that may do it alone.
     pub fn is_ready(&self) -> bool {
         use protocol::ids::Role;
         let serves = |role: Role| {
@@ -246,7 +249,7 @@ impl ClusterStatus {
                 .iter()
                 .any(|node| node.role.may_act_as(role) && !node.draining && !node.stalled)
         };
-        !self.draining && serves(Role::Prefill) && serves(Role::Decode)
+        !self.draining && serves(Role::Decode) && (self.local_prefill || serves(Role::Prefill))
     }
 }
 

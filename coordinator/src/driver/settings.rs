@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use config::{Config, CoordinatorConfig, RoutingConfig};
+use config::{Config, CoordinatorConfig, LocalPrefillConfig, RoutingConfig};
 
 use crate::core::admission::AdmissionLimits;
 use crate::core::cluster::ClusterSettings;
 use crate::core::nodes::{BreakerLimits, HealthLimits, PrefillCredit, StepLimits, TextIdentity};
 use crate::core::request::RequestLimits;
-use crate::core::routing::Policy;
+use crate::core::routing::{LocalPrefill, Policy};
 
 /// New attempts before the first token, after failed ones.
 const MAX_RESTARTS: u32 = 2;
@@ -30,6 +30,11 @@ pub fn cluster(config: &Config, text: TextIdentity) -> ClusterSettings {
         prefill_credit: PrefillCredit {
             window_tokens: PREFILL_STEPS_AHEAD * config.engine.max_batch_tokens,
             sharing_jobs: config.engine.max_batch_tokens / config.engine.prefill_chunk_tokens,
+        },
+        local_prefill: match config.coordinator.local_prefill {
+            LocalPrefillConfig::Auto => LocalPrefill::Auto,
+            LocalPrefillConfig::Never => LocalPrefill::Never,
+            LocalPrefillConfig::Always => LocalPrefill::Always,
         },
         policy: match config.coordinator.routing {
             RoutingConfig::PrefixAffinity => Policy::PrefixAffinity,

@@ -29,6 +29,7 @@ impl Cluster {
                 | State::Prefilling { .. }
                 | State::Transferring { .. }
                 | State::Resuming { .. }
+                | State::Local { .. }
                 | State::Decoding { .. } => {}
             }
             assert_eq!(entry.timer, entry.request.deadline(), "timer of {id}");

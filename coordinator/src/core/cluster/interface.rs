@@ -6,7 +6,7 @@ use protocol::ids::RequestId;
 use crate::core::admission::AdmissionLimits;
 use crate::core::nodes::{HealthLimits, LegId, LinkId, PeerName, PrefillCredit, StepLimits, TextIdentity};
 use crate::core::request::{Note, RequestLimits};
-use crate::core::routing::Policy;
+use crate::core::routing::{LocalPrefill, Policy};
 use crate::core::types::ClientEvent;
 
 /// Everything the core is told about its surroundings at the start.
@@ -22,6 +22,8 @@ pub struct ClusterSettings {
     pub prefill_credit: PrefillCredit,
     /// How nodes are chosen.
     pub policy: Policy,
+    /// Whether decode nodes compute prompts themselves.
+    pub local_prefill: LocalPrefill,
     /// When nodes get no work.
     pub health: HealthLimits,
     /// How many decisions are kept.

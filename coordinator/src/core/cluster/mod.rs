@@ -88,7 +88,7 @@ impl Cluster {
                 settings.steps,
                 settings.health,
             ),
-            router: Router::new(settings.policy),
+            router: Router::new(settings.policy, settings.local_prefill),
             decisions: Decisions::new(settings.decision_records),
             settings,
             detokenizer,
@@ -164,18 +164,7 @@ impl Cluster {
         if self.draining {
             return refuse(ServeErrorKind::Unavailable, "the server is shutting down");
         }
-        for (role, shape) in place::needs(request).as_slice() {
-            let role = *role;
-            // A node that was here a moment ago may come back; one that never was is not waited for.
-            let recently = |seen| now.saturating_duration_since(seen) < self.settings.request.queue_timeout;
-            if !self.nodes.is_present(role) && !self.nodes.last_seen(role).is_some_and(recently) {
-                return refuse(ServeErrorKind::Unavailable, &format!("no {role} node is connected"));
-            }
-            if let Some(message) = self.nodes.too_large(role, shape) {
-                return refuse(ServeErrorKind::TooLong, &message);
-            }
-        }
-        Ok(())
+        self.ways(now, request)
     }
 
     /// Takes in a fact.
@@ -330,7 +319,9 @@ impl Cluster {
         let Some(entry) = self.requests.get(&id) else {
             return Missing::Node;
         };
-        let prefill = entry.request.state() == &State::Stranded || self.nodes.is_present(Role::Prefill);
+        let prefill = entry.request.state() == &State::Stranded
+            || self.may_be_local(&entry.request.request)
+            || self.nodes.is_present(Role::Prefill);
         let decode = !entry.request.needs_decode() || self.nodes.is_present(Role::Decode);
         if prefill && decode {
             Missing::Room {

@@ -11,20 +11,14 @@ use super::{Action, Cluster, Entry, Prefix};
 use crate::core::decisions::{Decision, Record, Way};
 use crate::core::nodes::{Held, LinkId, Shape, Wanted, Work};
 use crate::core::prefix_index::Matches;
-use crate::core::request::{Request, RequestLimits};
-use crate::core::routing::Options;
-use crate::core::types::{ClusterStatus, ServeErrorKind, ServeRequest};
+use crate::core::request::{Request, RequestLimits, may_be_local};
+use crate::core::routing::{self, LocalPrefill, Options, Placed};
+use crate::core::types::{ClusterStatus, ServeError, ServeErrorKind, ServeRequest};
 
 /// Roles a request needs, and what it needs there.
 pub(super) struct Needs {
     all: [(Role, Shape); 2],
     used: usize,
-}
-
-impl Needs {
-    pub(super) fn as_slice(&self) -> &[(Role, Shape)] {
-        &self.all[..self.used]
-    }
 }
 
 /// What `request` needs before its first tokens. Those need a place, too.
@@ -113,11 +107,16 @@ impl Cluster {
         let place = (entry.number, id);
         let (request, cached) = (&entry.request, entry.cached());
         let needs = needs(&request.request);
-        for (role, shape) in needs.as_slice() {
-            if let Some(message) = self.nodes.too_large(*role, shape) {
-                self.end(now, place.1, ServeErrorKind::TooLong, &message, actions);
-                return true;
-            }
+        let may_be_local = self.may_be_local(&request.request);
+        let too_large = |(role, shape): &(Role, Shape)| self.nodes.too_large(*role, shape);
+        let [prefill_need, decode_need] = &needs.all;
+        let message = match too_large(prefill_need).filter(|_| !may_be_local) {
+            None if request.needs_decode() || may_be_local => too_large(decode_need),
+            message => message,
+        };
+        if let Some(message) = message {
+            self.end(now, place.1, ServeErrorKind::TooLong, &message, actions);
+            return true;
         }
         let [(_, prefill_shape), (_, decode_shape)] = &needs.all;
         let needs_decode = request.needs_decode();
@@ -125,44 +124,103 @@ impl Cluster {
             now,
             &Wanted {
                 prefill: Some(prefill_shape),
-                decode: needs_decode.then_some(decode_shape),
+                decode: (needs_decode || may_be_local).then_some(decode_shape),
                 most_steps: request.steps_left(),
                 cached,
                 avoid: request.avoid(),
             },
         );
-        if !needs_decode {
-            let Some(chosen) = self.router.prefill(&options) else {
-                return false;
-            };
-            self.serve(id);
-            let prefill = &options.prefill[chosen];
-            let leg = self.nodes.book(prefill.node.link, id, prefill_shape, prefill.work);
-            let job = self.go(now, place, |request, limits| {
-                Job::Prefill(request.prefill_alone(now, leg, limits))
-            });
-            self.record(now, id, Way::PromptOnly, (Some(chosen), None), options);
-            self.start_job(leg, job, actions);
-            return true;
-        }
         // Those who have lost their decode node come first.
-        if !self.stranded.is_empty() {
+        if options.decode.is_empty() && needs_decode || needs_decode && !self.stranded.is_empty() {
             return false;
         }
-        let Some((prefill, decode)) = self.router.pair(&options) else {
+        let asked = routing::Needs {
+            decode: needs_decode,
+            may_be_local,
+            prefill_serves: self.nodes.is_serving(now, Role::Prefill),
+        };
+        let Some(placed) = self.router.place(&options, &asked) else {
             return false;
         };
+        let shapes = (prefill_shape.clone(), decode_shape.clone());
         self.serve(id);
-        let numbers = (Some(prefill), Some(decode));
-        let (prefill, decode) = (&options.prefill[prefill], &options.decode[decode]);
-        let prefill_leg = self.nodes.book(prefill.node.link, id, prefill_shape, prefill.work);
-        let leg = self.nodes.book(decode.node.link, id, decode_shape, Work::default());
-        let job = self.go(now, place, |request, limits| {
-            Job::Decode(request.reserve(now, leg, prefill_leg, limits))
-        });
-        self.record(now, id, Way::Handoff, numbers, options);
-        self.start_job(leg, job, actions);
+        self.dispatch(now, place, placed, options, &shapes, actions);
         true
+    }
+
+    /// Sends a request where it has been placed.
+    fn dispatch(
+        &mut self,
+        now: Instant,
+        place: (u64, RequestId),
+        placed: Placed,
+        options: Options,
+        (prefill_shape, decode_shape): &(Shape, Shape),
+        actions: &mut Vec<Action>,
+    ) {
+        let id = place.1;
+        let (leg, job, way, numbers) = match placed {
+            Placed::Prefill(number) => {
+                let prefill = &options.prefill[number];
+                let leg = self.nodes.book(prefill.node.link, id, prefill_shape, prefill.work);
+                let job = self.go(now, place, |request, limits| {
+                    Job::Prefill(request.prefill_alone(now, leg, limits))
+                });
+                (leg, job, Way::PromptOnly, (Some(number), None))
+            }
+            Placed::Local(number) => {
+                let decode = &options.decode[number];
+                let leg = self.nodes.book(decode.node.link, id, decode_shape, decode.work);
+                let job = self.go(now, place, |request, limits| {
+                    Job::Decode(request.compute_locally(now, leg, limits))
+                });
+                (leg, job, Way::Local, (None, Some(number)))
+            }
+            Placed::Pair(first, second) => {
+                let (prefill, decode) = (&options.prefill[first], &options.decode[second]);
+                let prefill_leg = self.nodes.book(prefill.node.link, id, prefill_shape, prefill.work);
+                let leg = self.nodes.book(decode.node.link, id, decode_shape, Work::default());
+                let job = self.go(now, place, |request, limits| {
+                    Job::Decode(request.reserve(now, leg, prefill_leg, limits))
+                });
+                (leg, job, Way::Handoff, (Some(first), Some(second)))
+            }
+        };
+        self.record(now, id, way, numbers, options);
+        self.start_job(leg, job, actions);
+    }
+
+    /// True if a decode node may do all of a request.
+    pub(super) fn may_be_local(&self, request: &ServeRequest) -> bool {
+        self.router.local() != LocalPrefill::Never && may_be_local(request)
+    }
+
+    /// An error if there is no way for a new request, and none is to be expected.
+    pub(super) fn ways(&self, now: Instant, request: &ServeRequest) -> Result<(), ServeError> {
+        let Needs {
+            all: [prefill, decode],
+            used,
+        } = needs(request);
+        let local = self.may_be_local(request);
+        if let Err(error) = self.way(now, &prefill)
+            && !(local && self.way(now, &decode).is_ok())
+        {
+            return Err(error);
+        }
+        if used == 2 { self.way(now, &decode) } else { Ok(()) }
+    }
+
+    fn way(&self, now: Instant, (role, shape): &(Role, Shape)) -> Result<(), ServeError> {
+        // A node that was here a moment ago may come back; one that never was is not waited for.
+        let recently = |seen| now.saturating_duration_since(seen) < self.settings.request.queue_timeout;
+        if !self.nodes.is_present(*role) && !self.nodes.last_seen(*role).is_some_and(recently) {
+            let message = format!("no {role} node is connected");
+            return Err(ServeError::new(ServeErrorKind::Unavailable, message));
+        }
+        match self.nodes.too_large(*role, shape) {
+            Some(message) => Err(ServeError::new(ServeErrorKind::TooLong, message)),
+            None => Ok(()),
+        }
     }
 
     /// Keeps what was decided about a request that goes to the nodes with these numbers in `options`.
@@ -273,6 +331,7 @@ impl Cluster {
             queued_bytes: self.admission.queued_bytes(),
             running: self.requests.len() - self.queue.len(),
             draining: self.draining,
+            local_prefill: self.router.local() != LocalPrefill::Never,
         }
     }
 

@@ -1,5 +1,7 @@
 //! What operators' orders need to know about nodes.
 
+use std::time::Instant;
+
 use protocol::ids::{RequestId, Role};
 
 use super::{LegId, LinkId, Nodes};
@@ -15,6 +17,11 @@ impl Nodes {
         let legs = self.nodes.get(&link).into_iter().flat_map(|node| &node.legs);
         legs.filter_map(|leg| Some((*leg, self.legs.get(leg)?.request)))
             .collect()
+    }
+
+    /// True if a node of `role` takes jobs, though perhaps not now.
+    pub fn is_serving(&self, now: Instant, role: Role) -> bool {
+        self.nodes.values().any(|node| node.serves(role) && node.is_fit(now))
     }
 
     /// True if another decode node than that of `link` takes jobs.

@@ -5,12 +5,15 @@ use std::time::Instant;
 use protocol::ids::{NodeId, Role};
 
 use super::cost::StepTimes;
-use super::{LinkId, Node, Nodes, PrefillCredit, Shape, Work};
+use super::{LinkId, Node, Nodes, Shape, Work};
 use crate::core::prefix_index::Matches;
 use crate::core::routing::{Candidate, DecodeOption, Options, PrefillOption};
 
 /// Steps for which a sequence that joins a decode node is counted: how long an answer will be is not known.
 const FORESEEN_STEPS: usize = 32;
+
+/// Microseconds that are counted for a reservation, there and back, and for the way of the KV's commit.
+const GRANT_US: u64 = 1_000;
 
 /// What is to be placed.
 #[derive(Clone, Copy, Debug)]
@@ -54,21 +57,26 @@ impl Nodes {
     }
 
     fn prefill_option(&self, link: LinkId, node: &Node, shape: &Shape, wanted: &Wanted<'_>) -> PrefillOption {
-        let PrefillCredit {
-            window_tokens,
-            sharing_jobs,
-        } = self.credit;
         let left = node.free_blocks() - node.blocks_of(shape);
         let work = self.work(node, node.usable(wanted.cached.blocks(link), shape), shape.prompt);
-        let (ahead, tokens) = (node.outstanding_tokens, work.tokens);
-        let shares = node.computing < sharing_jobs && tokens * 2 <= ahead;
-        let credit = ahead == 0 || shares || ahead + tokens <= window_tokens;
+        let (load, credit) = (
+            thousandths(node.outstanding_tokens, self.credit.window_tokens),
+            self.has_credit(node, work),
+        );
         PrefillOption {
             cached_tokens: shape.prompt - work.tokens,
-            node: node.candidate(link, thousandths(ahead, window_tokens), left, credit, wanted.avoid),
+            node: node.candidate(link, load, left, credit, wanted.avoid),
             queue_us: node.queue.us(&self.times(node)),
             work,
         }
+    }
+
+    /// True if a node may be sent so much more to compute: little is sent ahead, so that requests wait where another node can
+    /// still be chosen.
+    fn has_credit(&self, node: &Node, work: Work) -> bool {
+        let (ahead, tokens) = (node.outstanding_tokens, work.tokens);
+        let shares = node.computing < self.credit.sharing_jobs && tokens * 2 <= ahead;
+        ahead == 0 || shares || ahead + tokens <= self.credit.window_tokens
     }
 
     fn decode_option(&self, link: LinkId, node: &Node, shape: &Shape, wanted: &Wanted<'_>) -> DecodeOption {
@@ -81,13 +89,16 @@ impl Nodes {
         let has = wanted.cached.blocks(link);
         let missing = (node.blocks(shape.prompt).max(0) as u64).saturating_sub(has as u64);
         let (cached, tokens) = (node.usable(has, shape), shape.tokens());
+        let work = self.work(node, cached, tokens);
         DecodeOption {
             cached_blocks: has,
             node: node.candidate(link, load, left, true, wanted.avoid),
             missing_bytes: missing * node.hello.layout.block_bytes() as u64,
             join_us: times.join_us((sequences, shape.prompt), running, steps),
             queue_us: node.queue.us(&times),
-            work: self.work(node, cached, tokens),
+            grant_us: GRANT_US,
+            has_credit: self.has_credit(node, work),
+            work,
             beside: times.beside((cached, tokens - cached), running, &self.limits),
         }
     }

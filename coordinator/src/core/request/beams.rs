@@ -25,6 +25,7 @@ impl Request {
             | State::Transferring { .. }
             | State::Stranded
             | State::Resuming { .. }
+            | State::Local { .. }
             | State::Decoding { .. }
             | State::Finished => return self.nonsense(now, leg, "beams", ctx),
         };

@@ -8,7 +8,7 @@ use protocol::sampling::SampledToken;
 
 use super::{Cause, Context, Early, Effect, Note, Request, State};
 use crate::core::nodes::LegId;
-use crate::core::types::{ClientEvent, ServeErrorKind};
+use crate::core::types::ServeErrorKind;
 
 /// What is missing where a request waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,13 +65,14 @@ impl Request {
             State::Transferring { decode, .. } | State::Decoding { decode, .. } if decode == leg => {
                 ctx.ignore("granted again");
             }
-            State::Resuming { decode } if decode == leg => ctx.out.push(Effect::Taken(leg)),
+            State::Resuming { decode } | State::Local { decode } if decode == leg => ctx.out.push(Effect::Taken(leg)),
             State::Queued
             | State::Reserving { .. }
             | State::Prefilling { .. }
             | State::Transferring { .. }
             | State::Stranded
             | State::Resuming { .. }
+            | State::Local { .. }
             | State::Decoding { .. }
             | State::Finished => self.nonsense(now, leg, "grant", ctx),
         }
@@ -80,7 +81,7 @@ impl Request {
     /// The node has no room or takes no jobs: that is no failure of the request, it waits for room again.
     fn on_no_room(&mut self, now: Instant, leg: LegId, why: &'static str, ctx: &mut Context<'_>) {
         match self.state {
-            State::Reserving { .. } | State::Prefilling { .. } => {
+            State::Reserving { .. } | State::Prefilling { .. } | State::Local { .. } => {
                 self.release_all(ctx.out);
                 self.avoid = ctx.node.map(|node| node.node.clone());
                 self.state = State::Queued;
@@ -112,16 +113,7 @@ impl Request {
         match &mut self.state {
             State::Prefilling { prefill, decode, early } if *prefill == leg => {
                 let (decode, early) = (*decode, std::mem::take(early));
-                let queue = self
-                    .prefill_sent
-                    .unwrap_or(now)
-                    .saturating_duration_since(self.submitted);
-                ctx.out.push(Effect::Computed(leg));
-                ctx.out.push(Effect::Emit(ClientEvent::Prefill {
-                    cached_tokens: computed.cached_tokens,
-                    prompt_logprobs: computed.prompt_logprobs,
-                    queue_us: queue.as_micros() as u64,
-                }));
+                self.prompt_is_computed(now, leg, computed.cached_tokens, computed.prompt_logprobs, ctx);
                 if let Some(decode) = decode {
                     self.state = State::Transferring {
                         prefill: Some(leg),
@@ -134,12 +126,18 @@ impl Request {
             State::Transferring { prefill, .. } | State::Decoding { prefill, .. } if *prefill == Some(leg) => {
                 self.first_tokens(now, leg, computed.tokens, step, ctx);
             }
+            State::Local { decode } if *decode == leg => {
+                self.prompt_is_computed(now, leg, computed.cached_tokens, computed.prompt_logprobs, ctx);
+                self.goes_on_locally(leg);
+                self.first_tokens(now, leg, computed.tokens, step, ctx);
+            }
             State::Queued
             | State::Reserving { .. }
             | State::Prefilling { .. }
             | State::Transferring { .. }
             | State::Stranded
             | State::Resuming { .. }
+            | State::Local { .. }
             | State::Decoding { .. }
             | State::Finished => self.nonsense(now, leg, "first token", ctx),
         }
@@ -191,6 +189,7 @@ impl Request {
             | State::Reserving { .. }
             | State::Stranded
             | State::Resuming { .. }
+            | State::Local { .. }
             | State::Decoding { .. } => {}
         }
     }
@@ -207,6 +206,7 @@ impl Request {
             | State::Transferring { .. }
             | State::Stranded
             | State::Resuming { .. }
+            | State::Local { .. }
             | State::Decoding { .. }
             | State::Finished => self.nonsense(now, leg, "hand-off without a first token", ctx),
         }
@@ -222,7 +222,7 @@ impl Request {
                 };
                 self.deadline = now + self.patience(ctx.limits);
             }
-            State::Resuming { decode } if *decode == leg => ctx.out.push(Effect::Taken(leg)),
+            State::Resuming { decode } | State::Local { decode } if *decode == leg => ctx.out.push(Effect::Taken(leg)),
             State::Decoding { decode, .. } if *decode == leg => ctx.ignore("committed again"),
             State::Queued
             | State::Reserving { .. }
@@ -230,6 +230,7 @@ impl Request {
             | State::Transferring { .. }
             | State::Stranded
             | State::Resuming { .. }
+            | State::Local { .. }
             | State::Decoding { .. }
             | State::Finished => self.nonsense(now, leg, "commit", ctx),
         }
@@ -271,8 +272,16 @@ impl Request {
                     decode: leg,
                 };
                 let stall = now.saturating_duration_since(self.stranded_at.take().unwrap_or(now));
-                ctx.out
-                    .extend([Effect::Taken(leg), Effect::Note(Note::Migrated(stall))]);
+                ctx.out.extend([
+                    Effect::Taken(leg),
+                    Effect::Computed(leg),
+                    Effect::Note(Note::Migrated(stall)),
+                ]);
+            }
+            // A node may leave out what it computed for.
+            State::Local { decode } if *decode == leg && token.position == 0 => {
+                self.prompt_is_computed(now, leg, 0, None, ctx);
+                self.goes_on_locally(leg);
             }
             State::Decoding { decode, .. } if *decode == leg => {}
             State::Queued
@@ -281,6 +290,7 @@ impl Request {
             | State::Transferring { .. }
             | State::Stranded
             | State::Resuming { .. }
+            | State::Local { .. }
             | State::Decoding { .. }
             | State::Finished => return self.nonsense(now, leg, "token", ctx),
         }
@@ -298,6 +308,7 @@ impl Request {
             | State::Transferring { .. }
             | State::Stranded
             | State::Resuming { .. }
+            | State::Local { .. }
             | State::Decoding { .. }
             | State::Finished => self.nonsense(now, leg, "end of choices that have not ended", ctx),
         }
@@ -306,7 +317,7 @@ impl Request {
     fn on_failed(&mut self, now: Instant, leg: LegId, error: JobError, ctx: &mut Context<'_>) {
         match error.kind {
             JobErrorKind::Overloaded | JobErrorKind::Draining => match self.state {
-                State::Reserving { .. } | State::Prefilling { .. } | State::Resuming { .. } => {
+                State::Reserving { .. } | State::Prefilling { .. } | State::Resuming { .. } | State::Local { .. } => {
                     self.on_no_room(now, leg, "overloaded", ctx);
                 }
                 State::Queued
@@ -340,7 +351,7 @@ impl Request {
             ctx.out.push(Effect::Blame(leg));
         }
         match &mut self.state {
-            State::Reserving { .. } | State::Prefilling { .. } => self.restart(now, cause, ctx),
+            State::Reserving { .. } | State::Prefilling { .. } | State::Local { .. } => self.restart(now, cause, ctx),
             State::Decoding { prefill, .. } if *prefill == Some(leg) => {
                 // The decode node has everything already.
                 *prefill = None;
@@ -399,6 +410,7 @@ impl Request {
             | State::Transferring { .. }
             | State::Stranded
             | State::Resuming { .. }
+            | State::Local { .. }
             | State::Decoding { .. }
             | State::Finished => {}
         }
@@ -439,8 +451,8 @@ impl Request {
                     ctx.out,
                 );
             }
-            (State::Prefilling { prefill, .. }, _) => {
-                ctx.out.push(Effect::Blame(*prefill));
+            (State::Prefilling { prefill: leg, .. } | State::Local { decode: leg }, _) => {
+                ctx.out.push(Effect::Blame(*leg));
                 self.fail(ServeErrorKind::Timeout, "the prompt was not computed in time", ctx.out);
             }
             (

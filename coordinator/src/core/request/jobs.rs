@@ -49,7 +49,7 @@ impl Request {
         }
     }
 
-    fn next_attempt(&mut self) {
+    pub(super) fn next_attempt(&mut self) {
         self.epoch = Epoch(self.epoch.0 + 1);
     }
 
@@ -77,7 +77,7 @@ impl Request {
         }
     }
 
-    fn decode_job(&self, now: Instant, source: KvSource, limits: &RequestLimits) -> DecodeJob {
+    pub(super) fn decode_job(&self, now: Instant, source: KvSource, limits: &RequestLimits) -> DecodeJob {
         let handoff = limits.reserve_timeout + limits.prefill_timeout + limits.handoff_timeout;
         DecodeJob {
             request: self.request.id,

@@ -7,6 +7,9 @@
 //!    Queued again) <---------'       at most `max_migrations` times)
 //! ```
 //!
+//! A decode node may compute the prompt itself: `Queued -> Local -> Decoding`; as long as it has no first token, what is lost
+//! starts again.
+//!
 //! A request without need of a decode node (no choice may have more than one token) goes from `Queued` to `Prefilling` and
 //! from there to `Finished`. The choices of a request share its state and its legs; each has a ledger of its own, and the
 //! request ends when the last of them has ended. Before the
@@ -21,9 +24,11 @@ mod beams;
 mod cause;
 mod facts;
 mod jobs;
+mod local;
 
 pub use self::cause::Cause;
 pub use self::facts::Missing;
+pub use self::local::may_be_local;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -90,6 +95,11 @@ pub enum State {
         /// The decode job.
         decode: LegId,
     },
+    /// A decode node computes the prompt itself, and will go on from there.
+    Local {
+        /// The decode job.
+        decode: LegId,
+    },
     /// A decode node runs the generation loop.
     Decoding {
         /// The prefill job, if its end has not been reported yet.
@@ -111,6 +121,7 @@ impl State {
             Self::Transferring { .. } => "transferring",
             Self::Stranded => "stranded",
             Self::Resuming { .. } => "resuming",
+            Self::Local { .. } => "local",
             Self::Decoding { .. } => "decoding",
             Self::Finished => "finished",
         }
@@ -123,7 +134,7 @@ impl State {
             Self::Reserving { decode, prefill } => [Some(*prefill), Some(*decode)],
             Self::Prefilling { prefill, decode, .. } => [Some(*prefill), *decode],
             Self::Transferring { prefill, decode } | Self::Decoding { prefill, decode } => [*prefill, Some(*decode)],
-            Self::Resuming { decode } => [None, Some(*decode)],
+            Self::Resuming { decode } | Self::Local { decode } => [None, Some(*decode)],
         }
     }
 

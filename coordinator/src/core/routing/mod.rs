@@ -78,10 +78,14 @@ pub struct DecodeOption {
     pub cached_blocks: usize,
     /// KV bytes of the prompt that it does not have.
     pub missing_bytes: u64,
+    /// Microseconds that a reservation takes, there and back.
+    pub grant_us: u64,
     /// Microseconds: what the sequences add to the steps of all that run there, and the steps they take part in.
     pub join_us: u64,
     /// Microseconds until it has computed the prompts it was sent before.
     pub queue_us: u64,
+    /// It has so little to compute that it may be sent a prompt.
+    pub has_credit: bool,
     /// What it has to compute if it computes the prompt itself.
     pub work: Work,
     /// How long that takes beside what it generates, and what that costs others.
@@ -123,6 +127,7 @@ impl Options {
         let transfer = self.transfer_us[prefill * self.decode.len() + decode];
         prompt
             .saturating_add(transfer)
+            .saturating_add(self.decode[decode].grant_us)
             .saturating_add(self.decode[decode].join_us)
     }
 }
@@ -137,15 +142,55 @@ impl Options {
 
     /// Cost on the cheapest decode node with room, if it computes the prompt itself.
     pub fn local_us(&self) -> Option<u64> {
-        let free = self.decode.iter().filter(|option| option.node.free);
+        let free = self
+            .decode
+            .iter()
+            .filter(|option| option.node.free && option.has_credit);
         free.map(DecodeOption::local_us).min()
     }
+}
+
+/// Whether decode nodes compute prompts themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LocalPrefill {
+    /// Where that is predicted to cost less than a prefill node and the transfer, or no prefill node takes jobs.
+    Auto,
+    /// Never.
+    #[default]
+    Never,
+    /// Every prompt that they can compute with all that is asked for.
+    Always,
+}
+
+/// What a request needs, and what there is for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Needs {
+    /// More than the first tokens are wanted.
+    pub decode: bool,
+    /// A decode node could do all of it.
+    pub may_be_local: bool,
+    /// A prefill node takes jobs, though perhaps not now.
+    pub prefill_serves: bool,
+}
+
+/// Where a request goes: numbers in the options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placed {
+    /// To a prefill and a decode node.
+    Pair(usize, usize),
+    /// To a prefill node alone.
+    Prefill(usize),
+    /// To a decode node alone.
+    Local(usize),
 }
 
 /// Chooses by the policy, and remembers what the policy needs to remember.
 #[derive(Debug)]
 pub struct Router {
     policy: Policy,
+    local: LocalPrefill,
+    /// The last request for which there was a choice was computed by a decode node.
+    last_was_local: bool,
     turns: Turns,
 }
 
@@ -158,9 +203,11 @@ struct Turns {
 
 impl Router {
     /// A router that has chosen nothing yet.
-    pub fn new(policy: Policy) -> Self {
+    pub fn new(policy: Policy, local: LocalPrefill) -> Self {
         Self {
             policy,
+            local,
+            last_was_local: false,
             turns: Turns::default(),
         }
     }
@@ -168,6 +215,43 @@ impl Router {
     /// The policy.
     pub fn policy(&self) -> Policy {
         self.policy
+    }
+
+    /// Whether decode nodes compute prompts themselves.
+    pub fn local(&self) -> LocalPrefill {
+        self.local
+    }
+
+    /// Where a request goes; `None` if it has to wait.
+    pub fn place(&mut self, options: &Options, needs: &Needs) -> Option<Placed> {
+        let local = needs.may_be_local
+            && match self.local {
+                LocalPrefill::Never => false,
+                LocalPrefill::Always => true,
+                LocalPrefill::Auto => !needs.prefill_serves || (needs.decode && self.local_is_cheaper(options)),
+            };
+        if local {
+            return prefix_affinity::local(options).map(Placed::Local);
+        }
+        if needs.decode {
+            self.pair(options)
+                .map(|(prefill, decode)| Placed::Pair(prefill, decode))
+        } else {
+            self.prefill(options).map(Placed::Prefill)
+        }
+    }
+
+    /// The other way than last time has to be a tenth cheaper: costs that are about equal would make it change all the time.
+    fn local_is_cheaper(&mut self, options: &Options) -> bool {
+        let (Some(remote), Some(local)) = (options.remote_us(), options.local_us()) else {
+            return false;
+        };
+        self.last_was_local = if self.last_was_local {
+            local.saturating_mul(10) <= remote.saturating_mul(11)
+        } else {
+            local.saturating_mul(11) < remote.saturating_mul(10)
+        };
+        self.last_was_local
     }
 
     /// A prefill and a decode node, by their numbers in `options`; `None` if there is no room on one of the sides.

@@ -33,20 +33,26 @@ pub fn pair(options: &Options) -> Option<(usize, usize)> {
 
 /// A prefill node for a prompt whose KV goes nowhere.
 pub fn prefill(options: &Options) -> Option<usize> {
-    cheapest(options.prefill.iter().map(|p| (&p.node, p.cost_us())))
+    cheapest(options.prefill.iter().map(|p| (&p.node, p.cost_us(), true)))
+}
+
+/// A decode node that computes a prompt that has not been begun.
+pub fn local(options: &Options) -> Option<usize> {
+    let decode = options.decode.iter();
+    cheapest(decode.map(|d| (&d.node, d.local_us(), d.has_credit)))
 }
 
 /// A decode node that computes the prompt itself.
 pub fn decode(options: &Options) -> Option<usize> {
-    cheapest(options.decode.iter().map(|d| (&d.node, d.local_us())))
+    cheapest(options.decode.iter().map(|d| (&d.node, d.local_us(), true)))
 }
 
-fn cheapest<'a>(nodes: impl Iterator<Item = (&'a Candidate, u64)> + Clone) -> Option<usize> {
-    let free = nodes.enumerate().filter(|(_, (node, _))| node.free);
+fn cheapest<'a>(nodes: impl Iterator<Item = (&'a Candidate, u64, bool)> + Clone) -> Option<usize> {
+    let free = nodes.enumerate().filter(|(_, (node, _, may))| node.free && *may);
     let rank = |node: &Candidate, cost| (u8::from(node.avoided), cost);
-    let most = near(free.clone().map(|(_, (node, cost))| rank(node, cost)).min()?);
-    free.filter(|(_, (node, cost))| rank(node, *cost) <= most)
-        .min_by_key(|(_, (node, _))| (Reverse(node.blocks_left), &node.name))
+    let most = near(free.clone().map(|(_, (node, cost, _))| rank(node, cost)).min()?);
+    free.filter(|(_, (node, cost, _))| rank(node, *cost) <= most)
+        .min_by_key(|(_, (node, ..))| (Reverse(node.blocks_left), &node.name))
         .map(|(number, _)| number)
 }
 
@@ -88,6 +94,8 @@ mod tests {
             node: node(name),
             cached_blocks: 0,
             missing_bytes: 0,
+            grant_us: 0,
+            has_credit: true,
             join_us: 1_000 * join_us,
             queue_us: 0,
             work: Work::default(),

@@ -4,6 +4,7 @@ mod bench;
 mod choices;
 mod health;
 mod joining;
+mod local;
 mod orders;
 mod routing;
 mod states;
