@@ -4,6 +4,7 @@
 use protocol::prefix::BlockName;
 use thiserror::Error;
 
+use crate::event::CacheEvent;
 use crate::plan::BlockId;
 use crate::prefix_cache::{Found, PrefixCache, Wanted};
 
@@ -123,6 +124,15 @@ impl BlockManager {
 
     pub(crate) fn has_cache(&self) -> bool {
         self.cache.is_some()
+    }
+
+    pub(crate) fn cache(&self) -> Option<&PrefixCache> {
+        self.cache.as_ref()
+    }
+
+    /// Appends what has changed in the prefix cache. False if there was more than is remembered.
+    pub(crate) fn take_cache_changes(&mut self, changes: &mut Vec<CacheEvent>) -> bool {
+        self.cache.as_mut().is_none_or(|cache| cache.take_changes(changes))
     }
 
     /// Appends `count` blocks to `table`, or changes nothing: free ones first, then cached ones, which are forgotten.

@@ -14,10 +14,11 @@ use crate::admission::{GROWTH_HORIZON_TOKENS, Holder};
 use crate::block_manager::{BlockManager, BlockTable};
 use crate::engine::beams::BeamSearch;
 pub use crate::error::{AddError, StepError};
-use crate::event::EngineEvent;
+use crate::event::{CacheEvent, EngineEvent};
 use crate::limits::{EngineLimits, LimitsError};
 use crate::output::check_output;
 use crate::plan::{BlockId, SequenceId, StepOutput, StepPlan};
+use crate::prefix_cache::PrefixCache;
 use crate::reservation::{Reservation, Reservations};
 use crate::runner::{LayerObserver, Runner};
 use crate::scheduler::{Pass, Scheduler};
@@ -250,6 +251,22 @@ impl Engine {
                 Err(error.into())
             }
         }
+    }
+
+    /// Whether the prefix cache has changed since [`Engine::take_cache_changes`].
+    pub fn has_cache_changes(&self) -> bool {
+        self.blocks.cache().is_some_and(PrefixCache::has_changes)
+    }
+
+    /// Appends what has changed in the prefix cache since the last call, in order: at most one event for each block of the
+    /// pool. False if there were more, which are lost: [`Engine::cached_names`] tells what is there.
+    pub fn take_cache_changes(&mut self, changes: &mut Vec<CacheEvent>) -> bool {
+        self.blocks.take_cache_changes(changes)
+    }
+
+    /// The names ([`protocol::prefix::block_hashes`]) of all blocks that a sequence with the same beginning would find.
+    pub fn cached_names(&self) -> impl Iterator<Item = u64> {
+        self.blocks.cache().into_iter().flat_map(PrefixCache::wire_names)
     }
 
     /// Numbers about the present state.

@@ -5,6 +5,15 @@ use protocol::sampling::{FinishReason, PromptLogprob, SampledToken};
 use crate::beam::Hypothesis;
 use crate::plan::SequenceId;
 
+/// A change of the prefix cache. Blocks go by their names on the wire ([`protocol::prefix::wire_name`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CacheEvent {
+    /// A block can be found now.
+    Added(u64),
+    /// A block cannot be found any more.
+    Removed(u64),
+}
+
 /// Something the owner of a sequence must know. `apply` and `fail_step` deliver events; those of one sequence are in
 /// order.
 #[derive(Clone, PartialEq, Debug)]

@@ -18,8 +18,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use protocol::prefix::{BlockName, BlockNames};
+use protocol::prefix::{BlockName, BlockNames, wire_name};
 
+use crate::event::CacheEvent;
 use crate::plan::BlockId;
 
 /// What is known of an indexed block.
@@ -70,6 +71,10 @@ pub(crate) struct PrefixCache {
     idle: usize,
     evictions: u64,
     names: BlockNames,
+    /// What nobody has been told yet: as much as there are blocks, at most.
+    changes: Vec<CacheEvent>,
+    /// There was more.
+    overflown: bool,
 }
 
 impl PrefixCache {
@@ -84,7 +89,33 @@ impl PrefixCache {
             idle: 0,
             evictions: 0,
             names: BlockNames::default(),
+            changes: Vec::new(),
+            overflown: false,
         }
+    }
+
+    fn note(&mut self, event: CacheEvent) {
+        if self.changes.len() < self.entries.len() {
+            self.changes.push(event);
+        } else {
+            self.overflown = true;
+        }
+    }
+
+    /// Whether anything has changed since [`PrefixCache::take_changes`].
+    pub(crate) fn has_changes(&self) -> bool {
+        !self.changes.is_empty()
+    }
+
+    /// Appends what has changed, in order. False if there was more than is remembered.
+    pub(crate) fn take_changes(&mut self, changes: &mut Vec<CacheEvent>) -> bool {
+        changes.append(&mut self.changes);
+        !std::mem::take(&mut self.overflown)
+    }
+
+    /// The names of all indexed blocks, on the wire.
+    pub(crate) fn wire_names(&self) -> impl Iterator<Item = u64> {
+        self.index.keys().map(|name| wire_name(*name))
     }
 
     /// Indexed blocks without a reference.
@@ -135,6 +166,7 @@ impl PrefixCache {
             last_use: 0,
         });
         self.index.insert(hash, block);
+        self.note(CacheEvent::Added(wire_name(hash)));
         if let Some(parent) = wanted.parent.and_then(|parent| self.entry(parent)) {
             parent.children += 1;
         }
@@ -185,6 +217,7 @@ impl PrefixCache {
     /// Takes what was an entry without children out of the index.
     fn detach(&mut self, entry: &Entry) {
         self.index.remove(&entry.hash);
+        self.note(CacheEvent::Removed(wire_name(entry.hash)));
         if let Some(parent) = entry.parent
             && let Some(above) = self.entry(parent)
         {

@@ -5,6 +5,7 @@
 //! event queue is as long as the sequence can get.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ mod deliver;
 use deliver::{BEAM_EVENTS, Record, deliver, event_capacity};
 pub use deliver::{ComputedEvent, SequenceEvent, TokenEvent};
 
+use crate::cache_feed::CacheFeed;
 use crate::handle::{EngineHandle, EngineLoad, ReservedBlocks, SequenceGroup, SubmitError};
 use crate::queue::Inbox;
 use crate::stats::{self, CacheCounts};
@@ -101,6 +103,7 @@ pub fn start(
     core: Option<usize>,
 ) -> std::io::Result<(EngineHandle, EngineThread)> {
     let inbox = Inbox::new(queue_capacity);
+    let cache = CacheFeed::new(engine.limits().total_blocks);
     let (load_sender, load) = watch::channel(EngineLoad::new(&engine, false));
     let (ended_sender, ended) = oneshot::channel();
     let state = State {
@@ -109,6 +112,7 @@ pub fn start(
         clock,
         inbox: inbox.clone(),
         load: load_sender,
+        cache: Arc::clone(&cache),
         records: HashMap::new(),
         events: Vec::new(),
         output: StepOutput::default(),
@@ -131,7 +135,7 @@ pub fn start(
         .recv()
         .map_err(std::io::Error::other)?
         .map_err(std::io::Error::other)?;
-    Ok((EngineHandle::new(inbox, load), EngineThread { thread, ended }))
+    Ok((EngineHandle::new(inbox, load, cache), EngineThread { thread, ended }))
 }
 
 /// Shortest time between two audits.
@@ -143,6 +147,7 @@ struct State {
     clock: Clock,
     inbox: Inbox<Command, Return>,
     load: watch::Sender<EngineLoad>,
+    cache: Arc<CacheFeed>,
     records: HashMap<SequenceId, Record>,
     events: Vec<EngineEvent>,
     output: StepOutput,
@@ -168,6 +173,7 @@ impl State {
             idle = !self.step();
             // Steps follow one another: only where none does is none pending.
             self.publish(!idle);
+            self.cache.take(&mut self.engine);
             self.count_cache();
             if idle {
                 self.audit();

@@ -1,5 +1,7 @@
 //! What the async world holds of the engine: a handle for new work, and owners that give back on drop.
 
+use std::sync::Arc;
+
 use engine::engine::{AddError, Engine};
 use engine::plan::{BlockId, SequenceId};
 use engine::reservation::{CommitError, Reservation, ReserveError};
@@ -8,6 +10,7 @@ use protocol::control::{JobError, JobErrorKind, StepTimeModel};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::cache_feed::{CacheFeed, CacheReader};
 use crate::engine_thread::{Command, EngineInbox, Return, SequenceEvent, StepTap, Work};
 use crate::queue::Refused;
 
@@ -16,6 +19,7 @@ use crate::queue::Refused;
 pub struct EngineHandle {
     inbox: EngineInbox,
     load: watch::Receiver<EngineLoad>,
+    cache: Arc<CacheFeed>,
 }
 
 /// State of the engine after its last step.
@@ -147,8 +151,13 @@ impl From<CommitError> for SubmitError {
 }
 
 impl EngineHandle {
-    pub(crate) fn new(inbox: EngineInbox, load: watch::Receiver<EngineLoad>) -> Self {
-        Self { inbox, load }
+    pub(crate) fn new(inbox: EngineInbox, load: watch::Receiver<EngineLoad>, cache: Arc<CacheFeed>) -> Self {
+        Self { inbox, load, cache }
+    }
+
+    /// Tells what the prefix cache holds, from the beginning.
+    pub(crate) fn read_cache(&self) -> CacheReader {
+        CacheReader::new(Arc::clone(&self.cache))
     }
 
     /// State after the last step.

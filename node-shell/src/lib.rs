@@ -9,6 +9,7 @@
 //! 5. whatever a job holds of the engine is given back when its owner is dropped, so a cancelled job leaks nothing;
 //! 6. SIGTERM: no new jobs, the running ones finish, the process ends.
 
+mod cache_feed;
 pub mod cli;
 pub mod duty;
 pub mod engine_thread;

@@ -1,4 +1,4 @@
-//! Membership of one coordinator: dial, introduce the node, report its load, take jobs; again after every loss.
+//! Membership of one coordinator: dial, introduce the node, report its load and its prefix cache, take jobs; again after every loss.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -136,6 +136,7 @@ impl<R: NodeRole> Member<R> {
         let mut reports = Reports::default();
         let mut stopping = false;
         let mut duty = self.duties.watch();
+        let mut cache = self.engine.read_cache();
         loop {
             tokio::select! {
                 stream = link.connection.accept_bi() => match stream {
@@ -162,6 +163,12 @@ impl<R: NodeRole> Member<R> {
             };
             if let Some(report) = reports.next(self.engine.load(), duty)
                 && let Err(error) = writer.write(&NodeMessage::Load(report)).await
+            {
+                return error.into();
+            }
+            // One piece at a time: jobs need not wait for all that a large cache has to say.
+            if let Some(change) = cache.next()
+                && let Err(error) = writer.write(&NodeMessage::Cache(change)).await
             {
                 return error.into();
             }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use protocol::sampling::{FinishReason, PromptLogprob, SampledToken, SamplingParams, StopRules};
 
 use crate::engine::Engine;
-use crate::event::EngineEvent;
+use crate::event::{CacheEvent, EngineEvent};
 use crate::fake::{ScriptedModel, ScriptedRunner};
 use crate::limits::EngineLimits;
 use crate::plan::{BlockId, PlannedSequence, SequenceId, StepPlan};
@@ -97,6 +97,8 @@ struct Bench {
     beams: BTreeMap<SequenceId, groups::ObservedBeams>,
     reservations: Vec<Reservation>,
     preempted: usize,
+    /// What the prefix cache has told of itself.
+    cached_names: BTreeSet<u64>,
     /// Who was in the last step.
     last_step: BTreeSet<SequenceId>,
 }
@@ -128,6 +130,7 @@ impl Bench {
             beams: BTreeMap::new(),
             reservations: Vec::new(),
             preempted: 0,
+            cached_names: BTreeSet::new(),
             last_step: BTreeSet::new(),
         }
     }
@@ -398,10 +401,29 @@ impl Bench {
         }
     }
 
+    /// What the prefix cache tells of its changes adds up to what it holds.
+    fn hear_of_the_cache(&mut self) {
+        let mut changes = Vec::new();
+        let told_all = self.engine.take_cache_changes(&mut changes);
+        for change in changes {
+            let news = match change {
+                CacheEvent::Added(name) => self.cached_names.insert(name),
+                CacheEvent::Removed(name) => self.cached_names.remove(&name),
+            };
+            assert!(news, "{change:?} is no change");
+        }
+        let names: BTreeSet<u64> = self.engine.cached_names().collect();
+        if told_all {
+            assert_eq!(self.cached_names, names);
+        }
+        self.cached_names = names;
+    }
+
     /// The engine's own audit, and another one from outside: no block is in two places, unless it is full and computed
     /// in all of them and holds the same tokens.
-    fn audit(&self) {
+    fn audit(&mut self) {
         self.engine.check_invariants().unwrap();
+        self.hear_of_the_cache();
         let stats = self.engine.stats();
         assert_eq!(
             stats.total_blocks,

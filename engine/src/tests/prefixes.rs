@@ -3,8 +3,11 @@
 use proptest::prelude::*;
 
 use super::{Bench, MODEL, limits, prompt, spec};
+use crate::engine::Engine;
+use crate::fake::ScriptedRunner;
 use crate::limits::EngineLimits;
 use crate::plan::{BlockId, SequenceId};
+use crate::runner::NoObserver;
 use crate::sequence::{OnFinish, SequenceSpec};
 
 /// Blocks of 4 tokens.
@@ -61,6 +64,44 @@ fn what_was_generated_is_found_again_too() {
     tokens.extend(prompt(9, 5));
     // 13 of the 14 tokens have KV: three blocks are full.
     assert_eq!(serve(&mut bench, spec(tokens, 3)), 12);
+}
+
+#[test]
+fn blocks_are_told_by_the_names_that_others_compute() {
+    let mut bench = bench(64);
+    let id = bench.add(SequenceSpec {
+        cache_key: 7,
+        ..spec(prompt(1, 6), 8)
+    });
+    bench.run();
+    let mut tokens = prompt(1, 6);
+    tokens.extend(bench.observed[&id].expected.iter().map(|token| token.token));
+    // The last token has no KV.
+    let names = protocol::prefix::block_hashes(&tokens[..13], 4, 7);
+    assert_eq!(bench.cached_names, names.into_iter().collect());
+}
+
+#[test]
+fn changes_that_nobody_asks_for_are_not_kept_for_ever() {
+    let limits = cached(8);
+    let (mut engine, mut runner) = (Engine::new(limits).unwrap(), ScriptedRunner::new(MODEL, 8, 4));
+    let (mut events, mut changes) = (Vec::new(), Vec::new());
+    for salt in 0..20 {
+        engine.add(spec(prompt(salt, 20), 1)).unwrap();
+        while engine
+            .step(&mut runner, &mut NoObserver, &mut events)
+            .unwrap()
+            .is_some()
+        {}
+    }
+    assert!(!engine.take_cache_changes(&mut changes));
+    assert_eq!(changes.len(), 8);
+    assert!(engine.take_cache_changes(&mut changes) && changes.len() == 8);
+    let last = protocol::prefix::block_hashes(&prompt(19, 20), 4, 0);
+    assert!(
+        last.iter()
+            .all(|name| engine.cached_names().any(|cached| cached == *name))
+    );
 }
 
 #[test]
