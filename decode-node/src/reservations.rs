@@ -32,10 +32,13 @@ struct Entry {
     committed: oneshot::Sender<PushCommit>,
 }
 
-/// Writes into the blocks of one reservation.
+/// Writes into the blocks of one reservation, but for the first ones, which are cached and may be others' too: the writer
+/// does not have them.
 struct Sink {
     writer: KvWriter,
     layers: u32,
+    have_blocks: u32,
+    /// Blocks that are to come.
     blocks: u32,
 }
 
@@ -43,20 +46,20 @@ impl BlockSink for Sink {
     fn extent(&self) -> Extent {
         Extent {
             layers: self.layers,
-            first_block: 0,
+            first_block: self.have_blocks,
             blocks: self.blocks,
         }
     }
 
     fn write(&self, header: &FrameHeader, payload: &[u8]) -> Result<(), String> {
+        let Some(first_block) = header.first_block.checked_sub(self.have_blocks) else {
+            return Err(format!(
+                "block {} is one of the first {}, which are here already",
+                header.first_block, self.have_blocks
+            ));
+        };
         self.writer
-            .write(
-                header.first_layer,
-                header.layers,
-                header.first_block,
-                header.blocks,
-                payload,
-            )
+            .write(header.first_layer, header.layers, first_block, header.blocks, payload)
             .map_err(|error| error.to_string())
     }
 }
@@ -98,8 +101,10 @@ pub struct Admission {
     pub request: RequestId,
     /// Its generation.
     pub epoch: Epoch,
-    /// Tokens whose KV is awaited.
+    /// Tokens of the prompt.
     pub num_tokens: u32,
+    /// Blocks of the prompt, from its first on, whose KV is here already.
+    pub have_blocks: u32,
     /// By when they must have come.
     pub deadline: Instant,
 }
@@ -119,11 +124,13 @@ impl Reservations {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the door for a push into the blocks of `writer`. `None` if the ticket is taken.
+    /// Opens the door for a push into the blocks of `writer`: those of the prompt after the first `have_blocks`. `None` if
+    /// the ticket is taken, or if there are more than the prompt has.
     pub fn admit(self: &Arc<Self>, admission: Admission, writer: KvWriter) -> Option<Pending> {
         let (sender, committed) = oneshot::channel();
         let ticket = admission.ticket;
         let blocks = admission.num_tokens.div_ceil(self.layout.block_tokens);
+        let blocks = blocks.checked_sub(admission.have_blocks)?;
         let entry = Entry {
             request: admission.request,
             epoch: admission.epoch,
@@ -131,6 +138,7 @@ impl Reservations {
             sink: Arc::new(Sink {
                 writer,
                 layers: self.layout.num_layers,
+                have_blocks: admission.have_blocks,
                 blocks,
             }),
             revoked: CancellationToken::new(),

@@ -7,7 +7,7 @@ use engine::sequence::{OnFinish, SequenceSpec};
 use kv_transfer::receiver::Receiver;
 use node_shell::engine_thread::SequenceEvent;
 use node_shell::grammars;
-use node_shell::handle::{ReservedBlocks, SequenceGroup, SequenceStream, SubmitError};
+use node_shell::handle::{AwaitedPrompt, ReservedBlocks, SequenceGroup, SequenceStream, SubmitError};
 use node_shell::job::{JobGone, JobStream, check_tokens};
 use node_shell::process::{JobAdapter, NodeContext, NodeRole};
 use protocol::control::{ChoiceStart, DecodeJob, Job, JobErrorKind, JobEvent, JobUpdate, KvSource};
@@ -136,22 +136,23 @@ impl DecodeRole {
         let deadline = self.context.clock.now() + Duration::from_millis(job.handoff_deadline_ms);
         let growth = job.stop.max_tokens as usize;
         let choices = job.beam_width.map_or(job.choices.len(), |width| width as usize);
-        let reserved = self
-            .context
-            .engine
-            .reserve_choices(job.token_ids.len(), growth, choices);
-        let reserved = match reserved.await {
+        let prompt = AwaitedPrompt {
+            token_ids: job.token_ids.clone(),
+            cache_key: adapter.cache_key,
+            num_computed: computed_tokens(&job),
+        };
+        let reserved = match self.context.engine.reserve(prompt, growth, choices).await {
             Ok(reserved) => reserved,
             Err(error) => return refuse(error, stream).await,
         };
-        let mut pending = match self.admit(&job, &reserved, deadline) {
+        let (mut pending, have_blocks) = match self.admit(&job, &reserved, deadline) {
             Ok(admitted) => admitted,
             Err(problem) => return stream.fail(JobErrorKind::Internal, problem).await,
         };
         stream
             .send(&JobEvent::Granted {
                 ticket: pending.ticket(),
-                have_blocks: 0,
+                have_blocks,
             })
             .await?;
         let handoff = tokio::select! {
@@ -177,24 +178,28 @@ impl DecodeRole {
         self.run((job, adapter), *commit, reserved, stream).await
     }
 
-    fn admit(&self, job: &DecodeJob, reserved: &ReservedBlocks, deadline: Instant) -> Result<Pending, String> {
+    fn admit(&self, job: &DecodeJob, reserved: &ReservedBlocks, deadline: Instant) -> Result<(Pending, u32), String> {
+        let have_blocks = reserved.have_blocks();
         let writer = self
             .context
             .pool
-            .writer(reserved.blocks().to_vec())
+            .writer(reserved.blocks()[have_blocks..].to_vec())
             .map_err(|error| error.to_string())?;
         let ticket = Ticket(getrandom::u64().map_err(|error| format!("no random ticket: {error}"))?);
         let num_tokens = u32::try_from(job.token_ids.len()).map_err(|_| "token_ids is too long".to_owned())?;
+        // Of as many blocks as the prompt has at most.
+        let have_blocks = u32::try_from(have_blocks).map_err(|_| "token_ids is too long".to_owned())?;
         let admission = Admission {
             ticket,
             request: job.request,
             epoch: job.epoch,
             num_tokens,
+            have_blocks,
             deadline,
         };
-        self.reservations
-            .admit(admission, writer)
-            .ok_or_else(|| format!("ticket {ticket} is taken"))
+        let pending = self.reservations.admit(admission, writer);
+        let pending = pending.ok_or_else(|| format!("ticket {ticket} is taken"))?;
+        Ok((pending, have_blocks))
     }
 
     async fn run(
@@ -218,11 +223,9 @@ impl DecodeRole {
             return stream.fail(JobErrorKind::Invalid, problem).await;
         }
         let engine = &self.context.engine;
-        let prompt_len = job.token_ids.len();
         if let Some(width) = job.beam_width {
-            // The candidates of the first position come from the prompt's last one, which is computed again.
             let search = spec(&job, adapter, 0, job.token_ids.clone());
-            let committed = engine.commit_beams(reserved, search, prompt_len - 1, width as usize);
+            let committed = engine.commit_beams(reserved, search, computed_tokens(&job), width as usize);
             return match committed.await {
                 Ok(search) => {
                     stream.send(&JobEvent::Committed).await?;
@@ -237,7 +240,7 @@ impl DecodeRole {
             stream.send(&JobEvent::Committed).await?;
             return stream.end(&JobEvent::Finished).await;
         }
-        match engine.commit_choices(reserved, specs, prompt_len).await {
+        match engine.commit_choices(reserved, specs, computed_tokens(&job)).await {
             Ok(sequences) => {
                 stream.send(&JobEvent::Committed).await?;
                 generate(Choices::new(choices, sequences), stream).await
@@ -292,6 +295,12 @@ impl NodeRole for DecodeRole {
 /// Longest time that a job may take, in milliseconds: a year, so that no sum of times overflows.
 const LONGEST_JOB_MS: u64 = 365 * 24 * 3_600_000;
 const NO_CHOICE: &str = "choices is empty: there is nothing to generate";
+
+/// Tokens of the prompt that are computed when its KV has come. A beam search computes the last one again: the candidates
+/// of the first position come from it.
+fn computed_tokens(job: &DecodeJob) -> usize {
+    job.token_ids.len() - usize::from(job.beam_width.is_some())
+}
 
 fn spec(job: &DecodeJob, adapter: JobAdapter, choice: u32, token_ids: Vec<u32>) -> SequenceSpec {
     SequenceSpec {

@@ -70,6 +70,7 @@ fn reserved() -> (Arc<Reservations>, Arc<KvPool>, Pending) {
         request: RequestId(1),
         epoch: Epoch(3),
         num_tokens: 10,
+        have_blocks: 0,
         deadline,
     };
     let pending = table.admit(admission, writer).expect("a free ticket");
@@ -143,6 +144,48 @@ fn bytes_go_into_the_reserved_blocks_and_nowhere_else() {
         let expected = if block == 2 || block == 6 { 0xab } else { 0 };
         assert!(bytes.iter().all(|b| *b == expected), "block {block}");
     }
+}
+
+#[test]
+fn blocks_that_are_here_are_neither_expected_nor_written() {
+    let pool = Arc::new(KvPool::new(LAYOUT, 8).expect("a pool"));
+    let table = Reservations::new(LAYOUT, FINGERPRINT);
+    // The prompt's first block is cached; of its others somebody else may read no byte before they are committed.
+    let writer = pool.writer(vec![BlockId(2), BlockId(6)]).expect("idle blocks");
+    let admission = Admission {
+        ticket: Ticket(2),
+        request: RequestId(1),
+        epoch: Epoch(3),
+        num_tokens: 10,
+        have_blocks: 1,
+        deadline: Clock.now() + Duration::from_secs(60),
+    };
+    let _pending = table.admit(admission, writer).expect("a free ticket");
+    let grant = table.open(&open()).expect("granted");
+    let extent = grant.sink.extent();
+    assert_eq!((extent.first_block, extent.blocks), (1, 2));
+    let (header, payload) = frame(0, 2);
+    assert!(
+        grant
+            .sink
+            .write(&header, &payload)
+            .is_err_and(|e| e.contains("here already"))
+    );
+    let (header, payload) = frame(1, 2);
+    grant.sink.write(&header, &payload).expect("within the reservation");
+    table.committed(&open(), commit(10)).expect("the job waits");
+    for block in 0..8 {
+        let bytes = pool.gather(0..2, &[BlockId(block)]).expect("idle");
+        let expected = if block == 2 || block == 6 { 0xab } else { 0 };
+        assert!(bytes.iter().all(|b| *b == expected), "block {block}");
+    }
+    let more = Admission {
+        ticket: Ticket(3),
+        have_blocks: 4,
+        ..admission
+    };
+    let writer = pool.writer(vec![]).expect("no blocks");
+    assert!(table.admit(more, writer).is_none(), "the prompt has 3 blocks");
 }
 
 #[tokio::test]

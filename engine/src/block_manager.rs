@@ -35,6 +35,11 @@ impl BlockTable {
         self.blocks.is_empty()
     }
 
+    /// How many of the first blocks are indexed, as far as the table knows.
+    pub(crate) fn indexed(&self) -> usize {
+        self.indexed
+    }
+
     /// The table of a sequence that failed: released, its blocks are not kept for others.
     pub(crate) fn spoilt(mut self) -> Self {
         self.spoilt = true;
@@ -171,6 +176,15 @@ impl BlockManager {
             (table.indexed, table.name) = (table.indexed + 1, name);
         }
         table.indexed
+    }
+
+    /// Whether the indexed blocks of a table hold the beginning of `content`.
+    pub(crate) fn holds(&self, table: &BlockTable, content: &Content<'_>) -> bool {
+        let mut chunks = content.tokens.chunks_exact(self.block_tokens);
+        table.blocks[..table.indexed].iter().all(|block| {
+            let (cache, tokens) = (self.cache.as_ref(), chunks.next());
+            tokens.is_some_and(|tokens| cache.is_some_and(|cache| cache.holds(*block, content.key, tokens)))
+        })
     }
 
     /// Indexes the blocks of a table that are full, the first `computed` tokens of `content` being computed. Where another

@@ -132,6 +132,12 @@ impl PrefixCache {
         self.entries[block.0 as usize].is_some()
     }
 
+    /// Whether a block is indexed with these tokens and this key.
+    pub(crate) fn holds(&self, block: BlockId, key: u64, tokens: &[u32]) -> bool {
+        let entry = self.entries[block.0 as usize];
+        entry.is_some_and(|entry| entry.key == key) && self.tokens_of(block) == tokens
+    }
+
     /// The name of an indexed block; 0 for others.
     pub(crate) fn name_of(&self, block: BlockId) -> BlockName {
         self.entries[block.0 as usize].map_or(0, |entry| entry.hash)

@@ -10,12 +10,25 @@ use crate::block_manager::BlockTable;
 use crate::plan::BlockId;
 use crate::sequence::SpecError;
 
-/// Exclusive right to write into some blocks. It cannot be scheduled; only `Engine::commit` makes a sequence of it. Give
+/// A prompt whose KV is to come from elsewhere, unless it is cached here.
+#[derive(Clone, Copy, Debug)]
+pub struct Awaited<'a> {
+    /// The prompt; a block for each `block_tokens` of them, the last one perhaps not full, is reserved.
+    pub token_ids: &'a [u32],
+    /// What the KV depends on beside the tokens: `SequenceSpec::cache_key`.
+    pub cache_key: u64,
+    /// How many of the tokens will have been computed when the reservation is committed. Blocks within them may be cached
+    /// ones: nobody writes them afterwards.
+    pub num_computed: usize,
+}
+
+/// Exclusive right to write into some blocks, but for the first ones if those were cached. It cannot be scheduled; only `Engine::commit` makes a sequence of it. Give
 /// it back with `Engine::release_reservation`: one that is merely dropped keeps its blocks, and the audit reports it.
 #[derive(Debug)]
 #[must_use = "a reservation keeps its blocks until it is committed or released"]
 pub struct Reservation {
     table: BlockTable,
+    have_blocks: usize,
     tokens: usize,
     choices: usize,
     alive: Arc<()>,
@@ -25,6 +38,11 @@ impl Reservation {
     /// The blocks, in the order of the sequence's positions.
     pub fn blocks(&self) -> &[BlockId] {
         self.table.blocks()
+    }
+
+    /// How many of the first blocks hold their KV already. Others may have them too: they must not be written.
+    pub fn have_blocks(&self) -> usize {
+        self.have_blocks
     }
 
     /// How many tokens the blocks are reserved for.
@@ -126,6 +144,15 @@ pub enum CommitError {
         /// How many tokens have to be equal.
         num_computed: usize,
     },
+    /// The sequences do not begin as the cached blocks do that were reserved, or would write into them.
+    #[error(
+        "the first {have_blocks} blocks were cached: the sequences must begin with the tokens, and have the cache key, \
+         that were reserved for, and all of these tokens must be computed"
+    )]
+    Cached {
+        /// Cached blocks of the reservation.
+        have_blocks: usize,
+    },
     /// A beam search that does not fit.
     #[error(transparent)]
     Beam(#[from] BeamError),
@@ -199,7 +226,7 @@ impl Reservations {
 
     /// Gives a table away.
     pub(crate) fn issue(&mut self, table: BlockTable, tokens: usize, newcomer: &Newcomer) -> Reservation {
-        let alive = Arc::new(());
+        let (alive, have_blocks) = (Arc::new(()), table.indexed());
         self.open.push(OpenReservation {
             alive: alive.clone(),
             blocks: table.len(),
@@ -211,6 +238,7 @@ impl Reservations {
         self.issued += 1;
         Reservation {
             table,
+            have_blocks,
             tokens,
             choices: newcomer.choices,
             alive,

@@ -249,6 +249,12 @@ impl Scheduler {
         }
     }
 
+    /// Counts what the prefix cache has of a prompt that comes from elsewhere.
+    pub(crate) fn note_hit(&mut self, asked_tokens: usize, tokens: usize) {
+        self.counts.queried_tokens += asked_tokens as u64;
+        self.counts.hit_tokens += tokens as u64;
+    }
+
     /// Gives a sequence that starts, or starts again, what the prefix cache holds of it.
     fn reuse(&mut self, sequence: &mut Sequence, pool: &mut BlockManager) {
         let limit = sequence.reusable_blocks(self.limits.block_tokens);

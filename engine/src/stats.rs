@@ -31,7 +31,8 @@ pub struct EngineStats {
     pub preemptions: u64,
     /// Rows that preemptions have thrown away since the start.
     pub preempted_rows: u64,
-    /// Tokens of sequences for which the prefix cache was asked when they started, since the start.
+    /// Tokens of sequences for which the prefix cache was asked when they started, and of prompts when they were reserved
+    /// for ([`crate::engine::Engine::reserve_prompt`]), since the start.
     pub cache_queried_tokens: u64,
     /// Tokens of these whose KV was there.
     pub cache_hit_tokens: u64,

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use engine::engine::Engine;
 use engine::event::EngineEvent;
 use engine::plan::{BlockId, SequenceId, StepOutput};
+use engine::reservation::Awaited;
 use engine::runner::{LayerObserver, Runner};
 use engine::sequence::SequenceSpec;
 use runtime::clock::Clock;
@@ -23,7 +24,7 @@ use deliver::{BEAM_EVENTS, Record, deliver, event_capacity};
 pub use deliver::{ComputedEvent, SequenceEvent, TokenEvent};
 
 use crate::cache_feed::CacheFeed;
-use crate::handle::{EngineHandle, EngineLoad, ReservedBlocks, SequenceGroup, SubmitError};
+use crate::handle::{AwaitedPrompt, EngineHandle, EngineLoad, ReservedBlocks, SequenceGroup, SubmitError};
 use crate::queue::Inbox;
 use crate::stats::{self, CacheCounts};
 
@@ -49,7 +50,7 @@ pub(crate) enum Command {
         reply: oneshot::Sender<Result<SequenceGroup, SubmitError>>,
     },
     Reserve {
-        tokens: usize,
+        prompt: AwaitedPrompt,
         growth: usize,
         choices: usize,
         reply: oneshot::Sender<Result<ReservedBlocks, SubmitError>>,
@@ -237,12 +238,17 @@ impl State {
                 }
             }
             Command::Reserve {
-                tokens,
+                prompt,
                 growth,
                 choices,
                 reply,
             } => {
-                let reserved = self.engine.reserve_choices(tokens, growth, choices);
+                let prompt = Awaited {
+                    token_ids: &prompt.token_ids,
+                    cache_key: prompt.cache_key,
+                    num_computed: prompt.num_computed,
+                };
+                let reserved = self.engine.reserve_prompt(&prompt, growth, choices);
                 let reserved = reserved.map_err(SubmitError::from);
                 let _unheard = reply.send(reserved.map(|r| ReservedBlocks::new(r, self.inbox.clone())));
             }

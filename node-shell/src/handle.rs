@@ -194,22 +194,18 @@ impl EngineHandle {
         Ok(SequenceStream(self.enter(Work::Beams(spec, width)).await?))
     }
 
-    /// As [`Self::reserve_choices`], for one sequence.
-    pub async fn reserve(&self, tokens: usize, growth: usize) -> Result<ReservedBlocks, SubmitError> {
-        self.reserve_choices(tokens, growth, 1).await
-    }
-
-    /// Reserves blocks for `tokens` tokens, all of them now. `choices` sequences will share them, and each may add up to
-    /// `growth` tokens afterwards.
-    pub async fn reserve_choices(
+    /// Reserves blocks for a prompt, all of them now; those that the prefix cache has are among them
+    /// ([`ReservedBlocks::have_blocks`]). `choices` sequences will share them, and each may add up to `growth` tokens
+    /// afterwards.
+    pub async fn reserve(
         &self,
-        tokens: usize,
+        prompt: AwaitedPrompt,
         growth: usize,
         choices: usize,
     ) -> Result<ReservedBlocks, SubmitError> {
         let (reply, answer) = oneshot::channel();
         self.inbox.push(Command::Reserve {
-            tokens,
+            prompt,
             growth,
             choices,
             reply,
@@ -321,6 +317,17 @@ impl Drop for SequenceGroup {
     }
 }
 
+/// A prompt whose KV is to come from elsewhere; see [`engine::reservation::Awaited`].
+#[derive(Clone, Debug)]
+pub struct AwaitedPrompt {
+    /// The prompt.
+    pub token_ids: Vec<u32>,
+    /// What the KV depends on beside the tokens.
+    pub cache_key: u64,
+    /// How many of the tokens will have been computed when the reservation is committed.
+    pub num_computed: usize,
+}
+
 /// Reserved blocks. Dropping it releases them.
 pub struct ReservedBlocks {
     reservation: Option<Reservation>,
@@ -338,6 +345,11 @@ impl ReservedBlocks {
     /// The blocks, in the order of the block table.
     pub fn blocks(&self) -> &[BlockId] {
         self.reservation.as_ref().map_or(&[], Reservation::blocks)
+    }
+
+    /// How many of the first blocks hold their KV already. Others may have them too: they must not be written.
+    pub fn have_blocks(&self) -> usize {
+        self.reservation.as_ref().map_or(0, Reservation::have_blocks)
     }
 
     pub(crate) fn take(mut self) -> Option<Reservation> {

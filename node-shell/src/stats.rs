@@ -27,9 +27,9 @@ pub const RESERVATIONS: &str = "baton_num_reservations";
 /// Audits that found the books of the KV blocks wrong.
 pub const AUDIT_FAILURES_TOTAL: &str = "baton_audit_failures_total";
 
-/// Tokens of sequences for which the prefix cache was asked when they started.
+/// Tokens of sequences for which the prefix cache was asked when they started, and of prompts whose KV was to come.
 pub const CACHE_QUERIES_TOTAL: &str = "baton_prefix_cache_queries_total";
-/// Tokens of these whose KV was there and has not been computed again.
+/// Tokens of these whose KV was there: it was not computed again, or not sent.
 pub const CACHE_HITS_TOTAL: &str = "baton_prefix_cache_hits_total";
 /// Cached KV blocks that were given away because others needed the room.
 pub const CACHE_EVICTIONS_TOTAL: &str = "baton_prefix_cache_evictions_total";

@@ -11,7 +11,7 @@ use engine::plan::{BlockId, StepOutput, StepPlan};
 use engine::runner::{LayerObserver, Runner, RunnerError};
 use engine::sequence::{OnFinish, SequenceSpec};
 use node_shell::engine_thread::{SequenceEvent, StepTap, start};
-use node_shell::handle::{EngineHandle, EngineLoad, SequenceStream, SubmitError};
+use node_shell::handle::{AwaitedPrompt, EngineHandle, EngineLoad, SequenceStream, SubmitError};
 use protocol::sampling::{FinishReason, SamplingParams, StopRules};
 use runtime::clock::Clock;
 
@@ -48,6 +48,15 @@ fn spec(prompt: &[u32], max_tokens: u32) -> SequenceSpec {
         first_only: None,
         adapter: None,
         cache_key: 0,
+    }
+}
+
+/// A prompt of so many tokens that nobody else has.
+fn prompt(tokens: u32) -> AwaitedPrompt {
+    AwaitedPrompt {
+        token_ids: (500..500 + tokens).collect(),
+        cache_key: 0,
+        num_computed: tokens as usize,
     }
 }
 
@@ -125,17 +134,20 @@ async fn dropping_a_stream_in_the_middle_frees_its_blocks() {
 #[tokio::test]
 async fn reservations_come_back_when_dropped_and_run_when_committed() {
     let (handle, _thread) = start(engine(), Box::new(scripted()), Clock, 64, None).expect("a thread");
-    let reserved = handle.reserve(10, 5).await.expect("reserved");
+    let reserved = handle.reserve(prompt(10), 5, 1).await.expect("reserved");
     assert_eq!(reserved.blocks().len(), 3);
     drop(reserved);
     idle(&handle).await;
-    let all = handle.reserve(127, 5).await.expect("reserved");
-    let more = handle.reserve(127, 5).await.expect("reserved");
+    let all = handle.reserve(prompt(127), 5, 1).await.expect("reserved");
+    let more = handle.reserve(prompt(127), 5, 1).await.expect("reserved");
     assert!(matches!(
-        handle.reserve(127, 5).await,
+        handle.reserve(prompt(127), 5, 1).await,
         Err(SubmitError::NoBlocks { needed: 32, free: 0 })
     ));
-    assert!(matches!(handle.reserve(128, 5).await, Err(SubmitError::Invalid(_))));
+    assert!(matches!(
+        handle.reserve(prompt(128), 5, 1).await,
+        Err(SubmitError::Invalid(_))
+    ));
     drop((all, more));
     idle(&handle).await;
 }
@@ -257,7 +269,7 @@ async fn a_full_command_queue_refuses_and_returns_still_get_through() {
     tokio::task::yield_now().await;
     let refused = loop {
         // The two may not have been polled yet.
-        match tokio::time::timeout(Duration::from_millis(20), handle.reserve(1, 1)).await {
+        match tokio::time::timeout(Duration::from_millis(20), handle.reserve(prompt(1), 1, 1)).await {
             Ok(result) => break result.map(drop),
             Err(_) => tokio::task::yield_now().await,
         }

@@ -11,7 +11,7 @@ use engine::plan::{BlockId, SequenceId, StepOutput, StepPlan};
 use engine::runner::{LayerObserver, Runner, RunnerError};
 use engine::sequence::{OnFinish, SequenceSpec};
 use node_shell::engine_thread::{EngineThread, SequenceEvent, StepTap, start};
-use node_shell::handle::{EngineHandle, SequenceStream};
+use node_shell::handle::{AwaitedPrompt, EngineHandle, SequenceStream};
 use protocol::sampling::{SamplingParams, StopRules};
 use runtime::clock::Clock;
 
@@ -230,7 +230,12 @@ async fn a_tap_is_told_before_the_blocks_of_its_sequence_are_written_by_others()
 #[tokio::test]
 async fn a_tap_is_told_even_if_nobody_can_advance_then() {
     let bench = Bench::new();
-    let reserved = bench.handle.reserve(20 * BLOCK_TOKENS, 1).await.expect("reserved");
+    let everything = AwaitedPrompt {
+        token_ids: vec![2; 20 * BLOCK_TOKENS],
+        cache_key: 0,
+        num_computed: 20 * BLOCK_TOKENS,
+    };
+    let reserved = bench.handle.reserve(everything, 1, 1).await.expect("reserved");
     // Two that say the same share every full block. When the pool has none left the younger one gives up its references,
     // which does not free any: nobody advances before the reservation is dropped.
     let (mut old, mut young) = bench.two(spec(&[1; 8], 600), spec(&[1; 8], 600)).await;

@@ -128,7 +128,7 @@ impl Engine {
                     reserved,
                 });
             }
-            Ok(())
+            self.check_cached(&table, &spec, num_computed)
         });
         match checked {
             Ok(()) => Ok(self.start_beams(spec, width, table, num_computed)),

@@ -2,10 +2,10 @@
 
 use super::{Engine, MAX_WAITING};
 use crate::admission::{Holder, Kin};
-use crate::block_manager::BlockTable;
+use crate::block_manager::{BlockTable, Content};
 use crate::error::AddError;
 use crate::plan::SequenceId;
-use crate::reservation::{CommitError, Newcomer, Reservation, ReserveError};
+use crate::reservation::{Awaited, CommitError, Newcomer, Reservation, ReserveError};
 use crate::sequence::{Sequence, SequenceSpec};
 
 impl Engine {
@@ -84,6 +84,27 @@ impl Engine {
         growth: usize,
         choices: usize,
     ) -> Result<Reservation, ReserveError> {
+        self.reserve_blocks(tokens, None, growth, choices)
+    }
+
+    /// As [`Engine::reserve_choices`], for a prompt that is known: of the blocks that will be computed when it comes, the
+    /// longest cached beginning is taken by reference, and need not be filled ([`Reservation::have_blocks`]).
+    pub fn reserve_prompt(
+        &mut self,
+        prompt: &Awaited<'_>,
+        growth: usize,
+        choices: usize,
+    ) -> Result<Reservation, ReserveError> {
+        self.reserve_blocks(prompt.token_ids.len(), Some(prompt), growth, choices)
+    }
+
+    fn reserve_blocks(
+        &mut self,
+        tokens: usize,
+        prompt: Option<&Awaited<'_>>,
+        growth: usize,
+        choices: usize,
+    ) -> Result<Reservation, ReserveError> {
         let limit = self.limits.max_seq_len - 1;
         if tokens == 0 {
             return Err(ReserveError::Empty);
@@ -106,13 +127,17 @@ impl Engine {
         let growth = growth.min(self.limits.max_seq_len - tokens).saturating_sub(1);
         let kin = self.reservations.next_kin(tokens / self.limits.block_tokens);
         let newcomer = Newcomer { growth, choices, kin };
-        let mut table = BlockTable::default();
-        self.take_blocks(&mut table, tokens, &newcomer)?;
+        let table = self.take_blocks(tokens, prompt, &newcomer)?;
         Ok(self.reservations.issue(table, tokens, &newcomer))
     }
 
-    /// Blocks for a reservation, if the forecast allows it.
-    fn take_blocks(&mut self, table: &mut BlockTable, tokens: usize, newcomer: &Newcomer) -> Result<(), ReserveError> {
+    /// Blocks for a reservation, if the forecast allows it: those that are cached, then others.
+    fn take_blocks(
+        &mut self,
+        tokens: usize,
+        prompt: Option<&Awaited<'_>>,
+        newcomer: &Newcomer,
+    ) -> Result<BlockTable, ReserveError> {
         let needed = self.limits.blocks_for(tokens);
         let (free, total) = (self.blocks.available(), self.blocks.total());
         self.collect_others();
@@ -125,15 +150,33 @@ impl Engine {
         };
         let holders = std::iter::repeat_n(holder, newcomer.choices);
         let peak = self.scheduler.peak_with(holders, &self.others, total);
-        if peak > total || self.blocks.grow(table, needed).is_err() {
-            return Err(ReserveError::NoBlocks {
-                needed,
-                free,
-                peak,
-                total,
-            });
+        let refused = ReserveError::NoBlocks {
+            needed,
+            free,
+            peak,
+            total,
+        };
+        if peak > total {
+            return Err(refused);
         }
-        Ok(())
+        let mut table = BlockTable::default();
+        if let Some(prompt) = prompt {
+            let content = Content {
+                tokens: prompt.token_ids,
+                key: prompt.cache_key,
+            };
+            let limit = prompt.num_computed.min(tokens) / self.limits.block_tokens;
+            self.blocks.attach(&mut table, &content, limit);
+        }
+        let cached = table.len();
+        if self.blocks.grow(&mut table, needed - cached).is_err() {
+            self.blocks.release(table);
+            return Err(refused);
+        }
+        if prompt.is_some() && self.blocks.has_cache() {
+            self.scheduler.note_hit(tokens, cached * self.limits.block_tokens);
+        }
+        Ok(table)
     }
 
     /// Makes a sequence of a reservation whose blocks hold the KV of the first `num_computed` tokens of `spec`. It joins
@@ -161,7 +204,14 @@ impl Engine {
         let Some(table) = self.reservations.redeem(reservation) else {
             return Err(CommitError::Unknown);
         };
-        if let Err(error) = self.check_commit(&specs, num_computed, tokens, choices) {
+        let checked = self.check_commit(&specs, num_computed, tokens, choices);
+        // All of them begin as the first one does.
+        let cached = |()| {
+            specs
+                .first()
+                .map_or(Ok(()), |spec| self.check_cached(&table, spec, num_computed))
+        };
+        if let Err(error) = checked.and_then(cached) {
             self.blocks.release(table);
             return Err(error);
         }
@@ -187,6 +237,25 @@ impl Engine {
         }
         self.blocks.release(shared);
         Ok(ids)
+    }
+
+    /// Whether a sequence of which `num_computed` tokens are computed begins as the cached blocks of a reservation do.
+    pub(super) fn check_cached(
+        &self,
+        table: &BlockTable,
+        spec: &SequenceSpec,
+        num_computed: usize,
+    ) -> Result<(), CommitError> {
+        let have_blocks = table.indexed();
+        let content = Content {
+            tokens: &spec.token_ids,
+            key: spec.cache_key,
+        };
+        if have_blocks * self.limits.block_tokens <= num_computed && self.blocks.holds(table, &content) {
+            Ok(())
+        } else {
+            Err(CommitError::Cached { have_blocks })
+        }
     }
 
     fn check_commit(

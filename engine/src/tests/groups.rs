@@ -113,7 +113,7 @@ impl Bench {
         spec: SequenceSpec,
         width: usize,
     ) -> Result<SequenceId, CommitError> {
-        self.runner.write_kv(reservation.blocks(), &spec.token_ids).unwrap();
+        self.receive(&reservation, &spec.token_ids);
         let computed = spec.token_ids.len() - 1;
         let id = self.engine.commit_beams(reservation, spec.clone(), computed, width)?;
         Ok(self.observe_beams(id, &spec, width))
@@ -132,7 +132,7 @@ impl Bench {
 
     /// Receives the KV of a prompt and commits the choices that the first token does not end.
     pub(super) fn commit_choices(&mut self, reservation: Reservation, spec: &SequenceSpec) -> Vec<SequenceId> {
-        self.runner.write_kv(reservation.blocks(), &spec.token_ids).unwrap();
+        self.receive(&reservation, &spec.token_ids);
         let specs: Vec<SequenceSpec> = (0..reservation.choices() as u32)
             .filter_map(|choice| self.choice(spec, choice, 1))
             .collect();

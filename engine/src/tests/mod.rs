@@ -96,6 +96,8 @@ struct Bench {
     observed: BTreeMap<SequenceId, Observed>,
     beams: BTreeMap<SequenceId, groups::ObservedBeams>,
     reservations: Vec<Reservation>,
+    /// Reservations for known prompts: of how many tokens the KV is to come, and of what sequence.
+    awaited: Vec<(Reservation, usize, SequenceSpec)>,
     preempted: usize,
     /// What the prefix cache has told of itself.
     cached_names: BTreeSet<u64>,
@@ -129,6 +131,7 @@ impl Bench {
             observed: BTreeMap::new(),
             beams: BTreeMap::new(),
             reservations: Vec::new(),
+            awaited: Vec::new(),
             preempted: 0,
             cached_names: BTreeSet::new(),
             last_step: BTreeSet::new(),
@@ -190,12 +193,19 @@ impl Bench {
 
     /// Receives the KV of a whole prompt and its first token, and commits.
     fn commit(&mut self, reservation: Reservation, mut spec: SequenceSpec) -> SequenceId {
-        self.runner.write_kv(reservation.blocks(), &spec.token_ids).unwrap();
+        self.receive(&reservation, &spec.token_ids);
         let num_computed = spec.token_ids.len();
         spec.token_ids
             .push(MODEL.next_token(&spec.token_ids, spec.prompt_len, &spec.sampling).token);
         let id = self.engine.commit(reservation, spec.clone(), num_computed).unwrap();
         self.observe(id, spec)
+    }
+
+    /// The KV of `tokens` arrives, as far as it is not there.
+    fn receive(&mut self, reservation: &Reservation, tokens: &[u32]) {
+        let have = reservation.have_blocks();
+        let missing = &tokens[have * self.engine.limits().block_tokens..];
+        self.runner.write_kv(&reservation.blocks()[have..], missing).unwrap();
     }
 
     fn cancel(&mut self, id: SequenceId) -> bool {
@@ -395,10 +405,16 @@ impl Bench {
                 "{rows} rows beside generation"
             );
         }
-        for reservation in &self.reservations {
-            let foreign = reservation.blocks().iter().find(|block| plan.block_ids.contains(block));
-            assert_eq!(foreign, None, "a reserved block is in a plan");
+        for block in self.reserved() {
+            assert!(!plan.block_ids.contains(block), "reserved block {block:?} is in a plan");
         }
+    }
+
+    /// Blocks that somebody is writing.
+    fn reserved(&self) -> impl Iterator<Item = &BlockId> {
+        let awaited = self.awaited.iter().map(|(reservation, ..)| reservation);
+        let all = self.reservations.iter().chain(awaited);
+        all.flat_map(|reservation| &reservation.blocks()[reservation.have_blocks()..])
     }
 
     /// What the prefix cache tells of its changes adds up to what it holds.
@@ -452,10 +468,10 @@ impl Bench {
                 }
             }
         }
-        for block in self.reservations.iter().flat_map(Reservation::blocks) {
+        for block in self.reserved() {
             assert_eq!(seen.insert(*block, None), None, "block {block:?} is in two places");
         }
         assert!(seen.len() <= stats.owned_blocks);
-        assert_eq!(self.reservations.len(), stats.reservations);
+        assert_eq!(self.reservations.len() + self.awaited.len(), stats.reservations);
     }
 }

@@ -7,6 +7,7 @@ use crate::engine::Engine;
 use crate::fake::ScriptedRunner;
 use crate::limits::EngineLimits;
 use crate::plan::{BlockId, SequenceId};
+use crate::reservation::{Awaited, CommitError, Reservation};
 use crate::runner::NoObserver;
 use crate::sequence::{OnFinish, SequenceSpec};
 
@@ -257,6 +258,105 @@ fn a_reservation_may_take_all_that_is_cached() {
     bench.run();
     bench.assert_complete_and_idle();
     assert_eq!(serve(&mut bench, spec(prompt(2, 30), 1)), 28);
+}
+
+/// Reserves for a prompt all of which will be computed when it comes.
+fn awaited(bench: &mut Bench, prompt: &[u32], growth: usize, choices: usize) -> Reservation {
+    let prompt = Awaited {
+        token_ids: prompt,
+        cache_key: 0,
+        num_computed: prompt.len(),
+    };
+    bench.engine.reserve_prompt(&prompt, growth, choices).unwrap()
+}
+
+#[test]
+fn a_handoff_brings_only_what_is_not_cached() {
+    for (len, have) in [(3, 0), (4, 1), (7, 1), (8, 2), (13, 3), (16, 4)] {
+        let mut bench = bench(64);
+        // Computed here: all full blocks of the prompt.
+        serve(&mut bench, spec(prompt(1, len), 2));
+        let before = bench.engine.stats();
+        let reservation = awaited(&mut bench, &prompt(1, len), 9, 1);
+        let blocks = reservation.blocks().len();
+        assert_eq!(
+            (reservation.have_blocks(), blocks),
+            (have, len.div_ceil(4)),
+            "{len} tokens"
+        );
+        let stats = bench.engine.stats();
+        assert_eq!(stats.cache_hit_tokens - before.cache_hit_tokens, have as u64 * 4);
+        assert_eq!(stats.cache_queried_tokens - before.cache_queried_tokens, len as u64);
+        bench.commit(reservation, spec(prompt(1, len), 9));
+        bench.run();
+        bench.assert_complete_and_idle();
+    }
+}
+
+#[test]
+fn cached_blocks_serve_several_handoffs_at_once_and_outlive_their_owners() {
+    let mut bench = bench(40);
+    let first = bench.add(spec(prompt(1, 13), 9));
+    bench.run_steps(3);
+    let many = SequenceSpec {
+        cache_key: 0,
+        ..spec(fork(12, 2, 5), 6)
+    };
+    let choices = awaited(&mut bench, &many.token_ids, 6, 3);
+    let again = awaited(&mut bench, &prompt(1, 14), 4, 1);
+    assert_eq!((choices.have_blocks(), again.have_blocks()), (3, 3));
+    assert_eq!(choices.blocks()[..3], table(&bench, first)[..3]);
+    assert_eq!(choices.blocks()[..3], again.blocks()[..3]);
+    bench.reservations.extend([again, choices]);
+    bench.cancel(first);
+    assert_eq!(bench.engine.stats().owned_blocks, 3 + 2 + 1);
+    let choices = bench.reservations.pop().unwrap();
+    bench.commit_choices(choices, &many);
+    let again = bench.reservations.pop().unwrap();
+    bench.commit(again, spec(prompt(1, 14), 4));
+    bench.run();
+    bench.assert_complete_and_idle();
+}
+
+#[test]
+fn a_beam_search_computes_its_last_position_in_a_block_of_its_own() {
+    let mut bench = bench(64);
+    serve(&mut bench, spec(prompt(1, 16), 2));
+    let tokens = prompt(1, 16);
+    let prompt = Awaited {
+        token_ids: &tokens,
+        cache_key: 0,
+        num_computed: 15,
+    };
+    let reservation = bench.engine.reserve_prompt(&prompt, 6, 3).unwrap();
+    assert_eq!(reservation.have_blocks(), 3);
+    bench.commit_beams(reservation, spec(tokens, 6), 3).unwrap();
+    bench.run();
+    bench.assert_complete_and_idle();
+}
+
+#[test]
+fn cached_blocks_are_not_taken_for_others() {
+    let mut bench = bench(64);
+    serve(&mut bench, spec(prompt(1, 12), 2));
+    let reserve = |bench: &mut Bench| awaited(bench, &prompt(1, 14), 4, 1);
+    // Another prompt, another key, and rows that would be written again.
+    let keyed = SequenceSpec {
+        cache_key: 5,
+        ..spec(prompt(1, 14), 4)
+    };
+    let mut other = spec(prompt(2, 15), 4);
+    other.prompt_len = 14;
+    for (spec, computed) in [(other, 14), (keyed, 13), (spec(prompt(1, 14), 4), 11)] {
+        let reservation = reserve(&mut bench);
+        let error = bench.engine.commit(reservation, spec, computed).unwrap_err();
+        assert_eq!(error, CommitError::Cached { have_blocks: 3 });
+        bench.audit();
+    }
+    assert_eq!(bench.engine.stats().owned_blocks, 0);
+    let reservation = reserve(&mut bench);
+    assert!(bench.engine.release_reservation(reservation));
+    assert_eq!(serve(&mut bench, spec(prompt(1, 13), 1)), 12, "they are still there");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::beam::BeamError;
 use crate::engine::{AddError, Engine};
 use crate::limits::EngineLimits;
 use crate::plan::SequenceId;
-use crate::reservation::CommitError;
+use crate::reservation::{Awaited, CommitError};
 use crate::sequence::{OnFinish, SequenceSpec};
 
 #[derive(Clone, Debug)]
@@ -28,6 +28,10 @@ enum Call {
         growth: usize,
         choices: usize,
     },
+    /// A reservation for a prompt that is known, `true`: for a beam search.
+    Await(Shape, usize, bool),
+    /// Its KV comes.
+    Arrive(Index),
     Commit(Index, Shape),
     CommitBeams(Index, Shape),
     Drop(Index),
@@ -92,6 +96,9 @@ fn simple_call() -> impl Strategy<Value = Call> {
         1 => (shape(), 1usize..4).prop_map(|(shape, width)| Call::AddBeams(shape, width)),
         3 => (1usize..30, 0usize..30, prop_oneof![Just(1usize), 1usize..4])
             .prop_map(|(tokens, growth, choices)| Call::Reserve { tokens, growth, choices }),
+        3 => (shape(), prop_oneof![Just(1usize), 1usize..4], prop::bool::weighted(0.2))
+            .prop_map(|(shape, choices, beams)| Call::Await(shape, choices, beams)),
+        3 => any::<Index>().prop_map(Call::Arrive),
         3 => (any::<Index>(), shape()).prop_map(|(index, shape)| Call::Commit(index, shape)),
         1 => (any::<Index>(), shape()).prop_map(|(index, shape)| Call::CommitBeams(index, shape)),
         1 => any::<Index>().prop_map(Call::Drop),
@@ -170,11 +177,17 @@ fn perform(bench: &mut Bench, call: &Call) {
             growth,
             choices,
         } => reserve(bench, (*tokens).min(limits.max_seq_len - 1), *growth, *choices),
+        Call::Await(shape, choices, beams) => expect_prompt(bench, shape, *choices, *beams, salt),
+        Call::Arrive(index) => arrive(bench, index),
         Call::Commit(index, shape) => commit(bench, index, shape, salt),
         Call::CommitBeams(index, shape) => commit_beams(bench, index, shape, salt),
         Call::Drop(index) => {
             if !bench.reservations.is_empty() {
                 let reservation = bench.reservations.remove(index.index(bench.reservations.len()));
+                assert!(bench.engine.release_reservation(reservation));
+                bench.audit();
+            } else if !bench.awaited.is_empty() {
+                let (reservation, ..) = bench.awaited.remove(index.index(bench.awaited.len()));
                 assert!(bench.engine.release_reservation(reservation));
                 bench.audit();
             }
@@ -251,6 +264,58 @@ fn reserve(bench: &mut Bench, tokens: usize, growth: usize, choices: usize) {
     bench.audit();
 }
 
+fn expect_prompt(bench: &mut Bench, shape: &Shape, choices: usize, beams: bool, salt: u32) {
+    let limits = *bench.engine.limits();
+    let shape = Shape {
+        prompt_logprobs: None,
+        first_only: None,
+        ..shape.clone()
+    };
+    let spec = if beams {
+        search_of(&shape, salt, &limits)
+    } else {
+        sequence_of(&shape, salt, &limits)
+    };
+    let num_computed = spec.prompt_len - usize::from(beams);
+    let before = bench.engine.stats();
+    let prompt = Awaited {
+        token_ids: &spec.token_ids,
+        cache_key: spec.cache_key,
+        num_computed,
+    };
+    match bench
+        .engine
+        .reserve_prompt(&prompt, spec.stop.max_tokens as usize, choices)
+    {
+        Ok(reservation) => {
+            assert!(reservation.have_blocks() * limits.block_tokens <= num_computed);
+            bench.awaited.push((reservation, num_computed, spec));
+        }
+        Err(_) => assert_eq!(bench.engine.stats(), before, "a refused reservation changed something"),
+    }
+    bench.audit();
+}
+
+fn arrive(bench: &mut Bench, index: &Index) {
+    if bench.awaited.is_empty() {
+        return;
+    }
+    let at = index.index(bench.awaited.len());
+    let (reservation, num_computed, spec) = bench.awaited.remove(at);
+    if num_computed < spec.prompt_len {
+        let width = reservation.choices();
+        match bench.commit_beams(reservation, spec, width) {
+            Ok(_) | Err(CommitError::Beam(BeamError::Blocks { .. })) => {}
+            Err(error) => panic!("{error}"),
+        }
+    } else if spec.stop.max_tokens < 2 || spec.prompt_len + 2 > bench.engine.limits().max_seq_len {
+        assert!(bench.engine.release_reservation(reservation));
+    } else {
+        bench.commit_choices(reservation, &spec);
+    }
+    bench.audit();
+}
+
 /// Commits one of the open reservations, if the sequence's first token does not end it.
 fn commit(bench: &mut Bench, index: &Index, shape: &Shape, salt: u32) {
     if bench.reservations.is_empty() || shape.max_tokens < 2 {
@@ -322,7 +387,8 @@ proptest! {
             perform(&mut bench, call);
         }
         // Everybody who holds blocks from outside lets go; then the rest must come to its end.
-        for reservation in std::mem::take(&mut bench.reservations) {
+        let awaited = std::mem::take(&mut bench.awaited).into_iter().map(|(reservation, ..)| reservation);
+        for reservation in std::mem::take(&mut bench.reservations).into_iter().chain(awaited) {
             bench.engine.release_reservation(reservation);
         }
         loop {

@@ -1,6 +1,7 @@
 //! The nodes' side of several sequences a request, with a fake model: this test plays the coordinator. The fake model makes
 //! its tokens of the bytes in the KV blocks, so what is lost or mixed up on the way changes the text.
 
+mod cached;
 mod scene;
 
 use std::collections::BTreeMap;
@@ -83,7 +84,7 @@ fn alone(choice: u32, stop: &StopRules) -> DecodeJob {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn choices_come_of_one_prefill_and_one_transfer() -> Result<()> {
-    let scene = Scene::open().await?;
+    let scene = Scene::with_cache(false).await?;
     let stop = stop(20);
     let (_, one, mut single) = scene.hand_over(prefill_job(1, &stop), decode_job(1, &stop)).await?;
     single.tokens().await?;

@@ -1,7 +1,8 @@
 //! A prefill and a decode node in this process, and the coordinator's side of their links.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -29,8 +30,8 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 
 /// Far longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
-const LAYOUT: KvLayout = KvLayout {
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const LAYOUT: KvLayout = KvLayout {
     num_layers: 3,
     num_kv_heads: 2,
     head_dim: 4,
@@ -45,6 +46,8 @@ pub(crate) struct Scene {
     pub(crate) decode: Link,
     decode_address: String,
     engines: [EngineHandle; 2],
+    /// What the prefill node says it caches, and the decode node.
+    pub(crate) caches: [Names; 2],
     shutdown: Shutdown,
     _coordinator: QuicEndpoint,
     _certificates: TempDir,
@@ -61,14 +64,31 @@ fn certificates(dir: &Path, authority: &CertificateAuthority, role: Role, name: 
     })
 }
 
+/// Names of blocks, as a node tells them.
+pub(crate) type Names = Arc<Mutex<HashSet<u64>>>;
+
+/// Hears a node out.
+async fn listen(mut reader: MessageReader, names: Names) {
+    while let Ok(Some(message)) = reader.next().await {
+        if let NodeMessage::Cache(change) = message {
+            let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
+            if change.reset {
+                names.clear();
+            }
+            names.extend(change.added);
+            names.retain(|name| !change.removed.contains(name));
+        }
+    }
+}
+
 /// Starts a node and takes it in.
 async fn node<R: NodeRole>(
     coordinator: &QuicEndpoint,
     cluster: ClusterConfig,
     role: Role,
-    shutdown: &Shutdown,
+    (shutdown, prefix_cache): (&Shutdown, bool),
     build: fn(NodeContext) -> Result<R, String>,
-) -> Result<(Link, String, EngineHandle)> {
+) -> Result<(Link, String, EngineHandle, Names)> {
     let defaults = Config::default();
     let config = Config {
         cluster,
@@ -81,6 +101,7 @@ async fn node<R: NodeRole>(
             kv_block_tokens: LAYOUT.block_tokens as usize,
             max_num_seqs: 16,
             prefill_chunk_tokens: 64,
+            prefix_cache,
             ..defaults.engine
         },
         limits: LimitsConfig {
@@ -116,31 +137,40 @@ async fn node<R: NodeRole>(
         "a node says Hello first"
     );
     writer.write(&CoordinatorMessage::Welcome).await?;
+    let names = Names::default();
+    let heard = Arc::clone(&names);
     tokio::spawn(async move {
         let _stays_open = writer;
-        while let Ok(Some(NodeMessage::Load(_) | NodeMessage::Cache(_))) = reader.next().await {}
+        listen(reader, heard).await;
     });
-    Ok((link, address, engine))
+    Ok((link, address, engine, names))
 }
 
 impl Scene {
     pub(crate) async fn open() -> Result<Self> {
+        Self::with_cache(true).await
+    }
+
+    /// With or without prefix caches.
+    pub(crate) async fn with_cache(prefix_cache: bool) -> Result<Self> {
         let dir = TempDir::new()?;
         let authority = CertificateAuthority::create(dir.path())?;
         let own = certificates(dir.path(), &authority, Role::Coordinator, "c0")?;
-        let identity = std::sync::Arc::new(Identity::load(&own)?);
+        let identity = Arc::new(Identity::load(&own)?);
         let coordinator = QuicEndpoint::bind(identity, "127.0.0.1:0", &own, &TransferConfig::default()).await?;
         let shutdown = Shutdown::new();
         let papers = certificates(dir.path(), &authority, Role::Prefill, "p0")?;
-        let (prefill, _, first) = node(&coordinator, papers, Role::Prefill, &shutdown, PrefillRole::new).await?;
+        let manner = (&shutdown, prefix_cache);
+        let (prefill, _, first, here) = node(&coordinator, papers, Role::Prefill, manner, PrefillRole::new).await?;
         let papers = certificates(dir.path(), &authority, Role::Decode, "d0")?;
-        let (decode, decode_address, second) =
-            node(&coordinator, papers, Role::Decode, &shutdown, DecodeRole::new).await?;
+        let (decode, decode_address, second, there) =
+            node(&coordinator, papers, Role::Decode, manner, DecodeRole::new).await?;
         Ok(Self {
             prefill,
             decode,
             decode_address,
             engines: [first, second],
+            caches: [here, there],
             shutdown,
             _coordinator: coordinator,
             _certificates: dir,
@@ -165,6 +195,16 @@ impl Scene {
         prefill: PrefillJob,
         decode: DecodeJob,
     ) -> Result<(PromptComputed, HandoffStats, Stream)> {
+        let (_, computed, stats, decoding) = self.push(prefill, decode).await?;
+        Ok((computed, stats, decoding))
+    }
+
+    /// As [`Self::hand_over`]; first of all how many blocks the decode node had.
+    pub(crate) async fn push(
+        &self,
+        prefill: PrefillJob,
+        decode: DecodeJob,
+    ) -> Result<(u32, PromptComputed, HandoffStats, Stream)> {
         let mut decoding = Stream::open(&self.decode, Job::Decode(decode)).await?;
         let JobEvent::Granted { ticket, have_blocks } = decoding.next().await? else {
             bail!("not granted");
@@ -187,7 +227,7 @@ impl Scene {
             bail!("not handed over");
         };
         ensure!(decoding.next().await? == JobEvent::Committed, "not committed");
-        Ok((computed, stats, decoding))
+        Ok((have_blocks, computed, stats, decoding))
     }
 
     /// The tokens of choices that are computed on the decode node alone.

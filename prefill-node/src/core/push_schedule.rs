@@ -321,7 +321,7 @@ mod tests {
         ) {
             let prompt: u32 = chunks.iter().map(|(chunk, _)| chunk).sum();
             let blocks = prompt.div_ceil(16);
-            let have = have.min(blocks - 1);
+            let have = have.min(blocks);
             let hit = |blocks: u32| blocks.min((prompt - 1) / 16) * 16;
             let mut journey = Journey {
                 schedule: PushSchedule::new(layout(layers), prompt, have, group_bytes),
