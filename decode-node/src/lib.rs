@@ -7,7 +7,10 @@
 //! 4. every further token goes to the coordinator as it is sampled, until the stop rules end the sequence;
 //! 5. a cancel, a deadline or a lost link at any point gives everything back.
 //!
-//! A job without a handoff (`KvSource::Compute`) enters at 4, through the same scheduler.
+//! A job without a handoff (`KvSource::Compute`) enters at 4, through the same scheduler. If none of its choices has tokens
+//! yet, the node does what a prefill node does, too: the first tokens, and what the answer needs from the prompt, go to the
+//! coordinator first ([`protocol::control::JobEvent::Computed`]).
 
+mod answers;
 pub mod reservations;
 pub mod role;

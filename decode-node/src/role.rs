@@ -5,17 +5,18 @@ use std::time::{Duration, Instant};
 
 use engine::sequence::{OnFinish, SequenceSpec};
 use kv_transfer::receiver::Receiver;
-use node_shell::engine_thread::SequenceEvent;
 use node_shell::grammars;
-use node_shell::handle::{AwaitedPrompt, ReservedBlocks, SequenceGroup, SequenceStream, SubmitError};
+use node_shell::handle::{AwaitedPrompt, ReservedBlocks};
 use node_shell::job::{JobGone, JobStream, check_tokens};
 use node_shell::process::{JobAdapter, NodeContext, NodeRole};
-use protocol::control::{ChoiceStart, DecodeJob, Job, JobErrorKind, JobEvent, JobUpdate, KvSource};
+use protocol::control::{ChoiceStart, DecodeJob, Job, JobErrorKind, JobEvent, KvSource};
 use protocol::ids::Ticket;
+use protocol::sampling::StopRules;
 use protocol::transfer::PushCommit;
 use runtime::quic::Link;
 use tokio::time::timeout_at;
 
+use crate::answers::{Choices, answer_beams, answer_prompt, generate, refuse};
 use crate::reservations::{Admission, Pending, Reservations};
 
 /// What a decode node holds.
@@ -60,21 +61,49 @@ impl DecodeRole {
 
     /// Computes everything here.
     async fn compute(&self, job: DecodeJob, adapter: JobAdapter, stream: JobStream) -> Result<(), JobGone> {
+        let prompt = || SequenceSpec {
+            prompt_logprobs: job.prompt_logprobs,
+            ..spec(&job, adapter, 0, job.token_ids.clone())
+        };
         if let Some(width) = job.beam_width {
-            let search = spec(&job, adapter, 0, job.token_ids.clone());
-            return match self.context.engine.add_beams(search, width as usize).await {
+            return match self.context.engine.add_beams(prompt(), width as usize).await {
                 Ok(search) => answer_beams(search, stream).await,
                 Err(error) => refuse(error, stream).await,
             };
         }
-        let specs = job.choices.iter().map(|start| {
+        if job.choices.is_empty() {
+            let alone = SequenceSpec {
+                first_only: Some(0),
+                stop: StopRules {
+                    // A job that draws no token may say that none is wanted.
+                    max_tokens: job.stop.max_tokens.max(1),
+                    ..job.stop.clone()
+                },
+                ..prompt()
+            };
+            return match self.context.engine.add(alone, None).await {
+                Ok(sequence) => answer_prompt(sequence, stream).await,
+                Err(error) => refuse(error, stream).await,
+            };
+        }
+        let mut specs: Vec<SequenceSpec> = Vec::with_capacity(job.choices.len());
+        for start in &job.choices {
             let token_ids = [job.token_ids.as_slice(), &start.generated].concat();
-            spec(&job, adapter, start.choice, token_ids)
-        });
-        match self.context.engine.add_choices(specs.collect()).await {
+            specs.push(SequenceSpec {
+                // All choices have the same prompt: the first one tells of it.
+                prompt_logprobs: job.prompt_logprobs.filter(|_| specs.is_empty()),
+                ..spec(&job, adapter, start.choice, token_ids)
+            });
+        }
+        match self.context.engine.add_choices(specs).await {
             Ok(sequences) => {
-                let choices = job.choices.iter().map(|start| start.choice).collect();
-                generate(Choices::new(choices, sequences), stream).await
+                let numbers = job.choices.iter().map(|start| start.choice).collect();
+                let choices = if has_prompt_alone(&job) {
+                    Choices::with_prompt(numbers, sequences)
+                } else {
+                    Choices::new(numbers, sequences)
+                };
+                generate(choices, stream).await
             }
             Err(error) => refuse(error, stream).await,
         }
@@ -93,9 +122,13 @@ impl DecodeRole {
                     job.choices.len()
                 ));
             }
-            Some(_) => check_tokens(&job.token_ids, self.context.vocab_size, self.context.max_seq_len)?,
-            None if job.choices.is_empty() => return Err(NO_CHOICE.to_owned()),
-            None => {}
+            None if job.choices.is_empty() && (job.prompt_logprobs.is_none() || job.source == KvSource::Handoff) => {
+                return Err(NO_CHOICE.to_owned());
+            }
+            Some(_) | None => check_tokens(&job.token_ids, self.context.vocab_size, self.context.max_seq_len)?,
+        }
+        if job.prompt_logprobs.is_some() && !(job.source == KvSource::Compute && has_prompt_alone(job)) {
+            return Err(PROMPT_TOLD.to_owned());
         }
         for (index, start) in job.choices.iter().enumerate() {
             self.check_choice(job, index, start)?;
@@ -294,7 +327,14 @@ impl NodeRole for DecodeRole {
 
 /// Longest time that a job may take, in milliseconds: a year, so that no sum of times overflows.
 const LONGEST_JOB_MS: u64 = 365 * 24 * 3_600_000;
+const PROMPT_TOLD: &str =
+    "prompt_logprobs is set: only a node that computes the prompt tells of it, before any choice has tokens";
 const NO_CHOICE: &str = "choices is empty: there is nothing to generate";
+
+/// Whether all there is is the prompt: whoever computes it draws the first tokens.
+fn has_prompt_alone(job: &DecodeJob) -> bool {
+    job.choices.iter().all(|start| start.generated.is_empty())
+}
 
 /// Tokens of the prompt that are computed when its KV has come. A beam search computes the last one again: the candidates
 /// of the first position come from it.
@@ -313,115 +353,5 @@ fn spec(job: &DecodeJob, adapter: JobAdapter, choice: u32, token_ids: Vec<u32>) 
         first_only: None,
         adapter: adapter.number,
         cache_key: adapter.cache_key,
-    }
-}
-
-/// The choices of a job that run.
-struct Choices {
-    sequences: SequenceGroup,
-    /// Their numbers, by the index of the sequence; `None` once one has ended.
-    numbers: Vec<Option<u32>>,
-}
-
-impl Choices {
-    fn new(numbers: Vec<u32>, sequences: SequenceGroup) -> Self {
-        Self {
-            sequences,
-            numbers: numbers.into_iter().map(Some).collect(),
-        }
-    }
-
-    fn all_ended(&self) -> bool {
-        self.numbers.iter().all(Option::is_none)
-    }
-
-    /// The coordinator wants no more of a choice. One that has ended, or that is not the job's, is nothing.
-    fn end(&mut self, choice: u32) {
-        if let Some(index) = self.numbers.iter().position(|number| *number == Some(choice)) {
-            self.numbers[index] = None;
-            self.sequences.cancel(index);
-        }
-    }
-
-    /// What an event of a sequence means to the coordinator; nothing, if the choice has ended before.
-    fn tell(&mut self, index: usize, event: SequenceEvent) -> Result<Option<JobEvent>, String> {
-        let Some(choice) = self.numbers.get(index).copied().flatten() else {
-            return Ok(None);
-        };
-        match event {
-            SequenceEvent::Token(token) => {
-                if token.finish.is_some() {
-                    self.numbers[index] = None;
-                }
-                Ok(Some(JobEvent::Token {
-                    choice,
-                    token: token.token,
-                    step: token.timing,
-                }))
-            }
-            SequenceEvent::Failed(problem) => Err(problem),
-            other => Err(format!("choice {choice} has an event that no choice has: {other:?}")),
-        }
-    }
-}
-
-/// Sends token after token until every choice has ended or the coordinator has had enough.
-async fn generate(mut choices: Choices, mut stream: JobStream) -> Result<(), JobGone> {
-    let (mut events, mut words) = (Vec::new(), Vec::new());
-    while !choices.all_ended() {
-        tokio::select! {
-            update = stream.update() => {
-                let JobUpdate::EndChoice { choice } = update?;
-                choices.end(choice);
-                continue;
-            }
-            () = choices.sequences.next_all(&mut events) => {}
-        }
-        if events.is_empty() {
-            return stream.fail(JobErrorKind::Draining, "the engine has stopped").await;
-        }
-        for (index, event) in events.drain(..) {
-            match choices.tell(index, event) {
-                Ok(word) => words.extend(word),
-                Err(problem) => return stream.fail(JobErrorKind::Internal, problem).await,
-            }
-        }
-        stream.send_all(&words).await?;
-        words.clear();
-    }
-    stream.end(&JobEvent::Finished).await
-}
-
-/// Waits for the answer of a beam search.
-async fn answer_beams(mut search: SequenceStream, mut stream: JobStream) -> Result<(), JobGone> {
-    let event = tokio::select! {
-        gone = stream.cancelled() => return Err(gone),
-        event = search.next() => event,
-    };
-    match event {
-        Some(SequenceEvent::Beams(beams)) => stream.end(&JobEvent::Beams(beams)).await,
-        Some(SequenceEvent::Failed(problem)) => stream.fail(JobErrorKind::Internal, problem).await,
-        Some(other) => {
-            let problem = format!("a beam search has an event that none has: {other:?}");
-            stream.fail(JobErrorKind::Internal, problem).await
-        }
-        None => stream.fail(JobErrorKind::Draining, "the engine has stopped").await,
-    }
-}
-
-async fn refuse(error: SubmitError, stream: JobStream) -> Result<(), JobGone> {
-    match error {
-        SubmitError::NoBlocks { needed, free } => {
-            stream
-                .end(&JobEvent::Busy {
-                    needed_blocks: needed,
-                    free_blocks: free,
-                })
-                .await
-        }
-        other => {
-            let error = other.into_job_error();
-            stream.end(&JobEvent::Failed(error)).await
-        }
     }
 }

@@ -16,7 +16,7 @@ pub enum AddError {
     #[error(transparent)]
     Beam(#[from] BeamError),
     /// Log-probabilities of a prompt that several sequences share.
-    #[error("prompt_logprobs is set for one of several sequences; at most a single one may ask for them")]
+    #[error("prompt_logprobs is set for another than the first of several sequences; they are told once")]
     PromptLogprobs,
     /// Too many wait already.
     #[error("{waiting} sequences are waiting; at most {limit} may")]

@@ -38,9 +38,10 @@ pub enum EngineEvent {
         /// would end.
         others: Vec<(SampledToken, Option<FinishReason>)>,
     },
-    /// A sequence that asked for no token is computed, and has ended.
+    /// A sequence that asked for no token is computed, and has ended; or the prompt of a beam search that was added
+    /// ([`crate::engine::Engine::add_beams`]) is computed.
     Computed {
-        /// The sequence.
+        /// The sequence, or the beam search.
         id: SequenceId,
         /// Sequences in the step's batch.
         batch_size: u32,

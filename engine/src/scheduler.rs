@@ -294,8 +294,12 @@ impl Scheduler {
         older.any(|other| other.kin.is_some_and(|other| other.family == kin.family)) && self.donor(sequence).is_none()
     }
 
-    /// Gives a sequence that starts, or starts again, the beginning that one of its kin has computed.
+    /// Gives a sequence that starts, or starts again, the beginning that one of its kin has computed, unless it owes the
+    /// log-probabilities of it.
     fn share(&self, sequence: &mut Sequence, pool: &mut BlockManager) {
+        if sequence.reusable_blocks(self.limits.block_tokens).is_none() {
+            return;
+        }
         let Some(kin) = sequence.kin.filter(|kin| kin.blocks > sequence.table.len()) else {
             return;
         };

@@ -192,6 +192,10 @@ async fn choices_share_a_queue_and_one_of_them_can_be_cancelled() {
 async fn a_beam_search_answers_once_with_the_step_of_every_position() {
     let (handle, _thread) = start(engine(), Box::new(scripted()), Clock, 64, None).expect("a thread");
     let mut search = handle.add_beams(spec(&[4, 5, 6], 7), 3).await.expect("added");
+    let Some(SequenceEvent::Computed(prompt)) = search.next().await else {
+        panic!("no prompt")
+    };
+    assert_eq!((prompt.timing.batch_size, prompt.prompt_logprobs), (1, None));
     let Some(SequenceEvent::Beams(beams)) = search.next().await else {
         panic!("no beams")
     };

@@ -197,11 +197,14 @@ pub struct DecodeJob {
     pub token_ids: Vec<u32>,
     /// Name of the adapter that the model is served with; `None`: the model as it is.
     pub adapter: Option<String>,
-    /// The choices that have not ended, by their numbers; at least one. With [`KvSource::Handoff`] none of them has tokens
-    /// yet: the first ones come with the commit.
+    /// The choices that have not ended, by their numbers; at least one, unless the prompt's log-probabilities are all that
+    /// is wanted ([`KvSource::Compute`] and `prompt_logprobs`). With [`KvSource::Handoff`] none of them has tokens yet: the
+    /// first ones come with the commit. With [`KvSource::Compute`] and no tokens at all the node does what a prefill node
+    /// does too: it answers [`JobEvent::Computed`] first, and then tokens from position 1 on.
     pub choices: Vec<ChoiceStart>,
-    /// Beam search of this width instead: `choices` is empty, and the answer is [`JobEvent::Beams`]. The prompt's last
-    /// position is computed here again, so no first token comes with the commit.
+    /// Beam search of this width instead: `choices` is empty, and the answer is [`JobEvent::Beams`], with
+    /// [`KvSource::Compute`] after a [`JobEvent::Computed`] without tokens. After a handoff the prompt's last position is
+    /// computed here again, so no first token comes with the commit.
     pub beam_width: Option<u32>,
     /// How tokens are drawn; `sampling.choice` is replaced by each choice's number. If there are `sampling.choice_seeds`,
     /// each of the choices has one.
@@ -210,6 +213,8 @@ pub struct DecodeJob {
     pub stop: StopRules,
     /// Where the KV of the prompt comes from.
     pub source: KvSource,
+    /// As in [`PrefillJob`]; only where the prompt is computed here and no choice has tokens.
+    pub prompt_logprobs: Option<u8>,
     /// Milliseconds from arrival until the commit must have happened ([`KvSource::Handoff`]).
     pub handoff_deadline_ms: u64,
     /// Milliseconds that the whole job may take, from arrival on the node to its last token.
@@ -263,7 +268,8 @@ pub enum JobEvent {
         /// Blocks that are free.
         free_blocks: u32,
     },
-    /// Prefill: the prompt is computed; the first token of each choice.
+    /// The prompt is computed; the first token of each choice. From a prefill node, or from a decode node that computes the
+    /// prompt too.
     Computed(PromptComputed),
     /// Prefill: the decode node acknowledged the commit; the job is over.
     HandedOff(HandoffStats),
@@ -287,7 +293,7 @@ pub enum JobEvent {
     Failed(JobError),
 }
 
-/// The prefill node's tokens and what the answer needs from the prefill.
+/// The first tokens, and what else the answer needs from whoever computed the prompt.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct PromptComputed {
     /// One token for each choice, in the order of the choices; their position is 0.

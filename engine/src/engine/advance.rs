@@ -40,6 +40,16 @@ impl Engine {
             if let Some((_, list)) = list {
                 sequence.parked = true;
                 sequence.publish(&mut self.blocks, true);
+                let cached_tokens = sequence.cached_tokens.unwrap_or(0) as u32;
+                let prompt_logprobs = sequence.take_prompt_logprobs();
+                if self.owes_prompt(planned.owner) {
+                    events.push(EngineEvent::Computed {
+                        id: planned.owner,
+                        batch_size: plan.sequences.len() as u32,
+                        cached_tokens,
+                        prompt_logprobs,
+                    });
+                }
                 self.put_candidates(planned, list.clone());
             } else {
                 self.accept(planned.id, tokens, plan.sequences.len() as u32, events);

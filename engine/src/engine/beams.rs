@@ -22,6 +22,8 @@ pub(super) struct BeamSearch {
     search: Search,
     /// As at the start: the prompt.
     spec: SequenceSpec,
+    /// That the prompt is computed is still to be told.
+    owes_prompt: bool,
     /// Of the living hypotheses, by rank.
     members: Vec<Member>,
     /// All ids that members may have: as many as the search is wide.
@@ -62,7 +64,6 @@ fn check(spec: &SequenceSpec, width: usize, limits: &EngineLimits) -> Result<(),
         return Err(BeamError::Started { generated });
     }
     let fields = [
-        ("prompt_logprobs", spec.prompt_logprobs.is_some()),
         ("first_only", spec.first_only.is_some()),
         ("a penalty", spec.sampling.needs_history()),
     ];
@@ -91,7 +92,8 @@ fn longest(spec: &SequenceSpec, limits: &EngineLimits) -> usize {
 
 impl Engine {
     /// Takes in a beam search over the continuations of `spec`, a prompt of which nothing is computed. The rules of the
-    /// search are in [`crate::beam`]. It is cancelled by the id returned, under which its events come.
+    /// search are in [`crate::beam`]. It is cancelled by the id returned, under which its events come: the first one says that
+    /// the prompt is computed.
     pub fn add_beams(&mut self, spec: SequenceSpec, width: usize) -> Result<SequenceId, AddError> {
         spec.validate(&self.limits)?;
         check(&spec, width, &self.limits)?;
@@ -114,6 +116,9 @@ impl Engine {
         };
         let checked = spec.validate(&self.limits).map_err(CommitError::from).and_then(|()| {
             check(&spec, width, &self.limits)?;
+            if spec.prompt_logprobs.is_some() {
+                return Err(CommitError::PromptLogprobs);
+            }
             let limit = reserved.min(spec.token_ids.len() - 1);
             if width > choices {
                 return Err(CommitError::Choices {
@@ -149,13 +154,18 @@ impl Engine {
             longest: longest(&spec, &self.limits) - spec.prompt_len,
             top_logprobs: spec.sampling.top_logprobs,
         };
+        let committed = !table.is_empty();
         let search = BeamSearch {
             search: Search::new(rules),
-            spec: spec.clone(),
+            // Only the first member has anything to say about the prompt.
+            spec: SequenceSpec {
+                prompt_logprobs: None,
+                ..spec.clone()
+            },
+            owes_prompt: !committed,
             members: vec![Member { id, candidates: None }],
             ids,
         };
-        let committed = !table.is_empty();
         let mut sequence = self.member(id, &search, spec, table, num_computed);
         if committed {
             sequence.cached_tokens = Some(0);
@@ -200,6 +210,12 @@ impl Engine {
                 self.free(with(sequence.table));
             }
         }
+    }
+
+    /// Whether it is still to be told that the prompt of a search is computed. Asked when that is so.
+    pub(super) fn owes_prompt(&mut self, id: SequenceId) -> bool {
+        let search = self.beams.get_mut(&id);
+        search.is_some_and(|search| std::mem::take(&mut search.owes_prompt))
     }
 
     /// A member has yielded its candidates.

@@ -20,16 +20,17 @@ impl Engine {
     }
 
     /// Takes in sequences that begin with the same tokens. As long as one of them has it, the KV of that beginning is computed
-    /// once, and they share its full blocks; apart from that each is a sequence of its own. Ids in the order of `specs`.
+    /// once, and they share its full blocks; apart from that each is a sequence of its own. The first one may ask for the prompt's
+    /// log-probabilities. Ids in the order of `specs`.
     pub fn add_choices(&mut self, specs: Vec<SequenceSpec>) -> Result<Vec<SequenceId>, AddError> {
         let Some(first) = specs.first() else {
             return Ok(Vec::new());
         };
         self.check_waiting(specs.len())?;
         let mut common = first.token_ids.len();
-        for spec in &specs {
+        for (index, spec) in specs.iter().enumerate() {
             spec.validate(&self.limits)?;
-            if specs.len() > 1 && spec.prompt_logprobs.is_some() {
+            if index > 0 && spec.prompt_logprobs.is_some() {
                 return Err(AddError::PromptLogprobs);
             }
             let same = first.cache_key == spec.cache_key;

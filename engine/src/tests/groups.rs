@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use protocol::sampling::{SamplingParams, StopRules};
+use protocol::sampling::{PromptLogprob, SamplingParams, StopRules};
 
-use super::{Bench, MODEL, limits, prompt, spec, stop_at};
+use super::{Bench, MODEL, limits, prompt, sampled, spec, stop_at};
 use crate::beam::{BeamError, Hypothesis};
 use crate::engine::AddError;
 use crate::limits::EngineLimits;
@@ -13,10 +13,14 @@ use crate::plan::SequenceId;
 use crate::reservation::{CommitError, Reservation, ReserveError};
 use crate::sequence::SequenceSpec;
 
+/// What a search has to tell of its prompt; `None`: nothing, or not any more.
+type OwedPrompt = Option<Option<Vec<PromptLogprob>>>;
+
 /// What has been seen of a beam search, beside what it must come to.
 #[derive(Debug)]
 pub(super) struct ObservedBeams {
     expected: Vec<Hypothesis>,
+    pub(super) prompt: OwedPrompt,
     pub(super) ended: bool,
     pub(super) failed: bool,
 }
@@ -83,17 +87,28 @@ impl Bench {
             .map_or_else(|| self.beams[&id].ended, |observed| observed.ended)
     }
 
+    pub(super) fn check_beam_prompt(&mut self, id: SequenceId, logprobs: Option<&Vec<PromptLogprob>>) {
+        let expected = self.beams.get_mut(&id).unwrap().prompt.take();
+        assert_eq!(
+            expected.as_ref().map(Option::as_ref),
+            Some(logprobs),
+            "prompt of {id:?}"
+        );
+    }
+
     pub(super) fn check_beams(&mut self, id: SequenceId, beams: &[Hypothesis]) {
         let observed = self.beams.get_mut(&id).unwrap();
         assert!(!observed.ended, "{id:?} ends twice");
+        assert_eq!(observed.prompt, None, "{id:?} has not told of its prompt");
         assert_eq!(beams, observed.expected, "beams of {id:?}");
         observed.ended = true;
     }
 
-    fn observe_beams(&mut self, id: SequenceId, spec: &SequenceSpec, width: usize) -> SequenceId {
+    fn observe_beams(&mut self, id: SequenceId, spec: &SequenceSpec, width: usize, prompt: OwedPrompt) -> SequenceId {
         let expected = search(spec, width, self.engine.limits().max_seq_len);
         let observed = ObservedBeams {
             expected,
+            prompt,
             ended: false,
             failed: false,
         };
@@ -104,7 +119,10 @@ impl Bench {
 
     pub(super) fn add_beams(&mut self, spec: SequenceSpec, width: usize) -> Result<SequenceId, AddError> {
         let id = self.engine.add_beams(spec.clone(), width)?;
-        Ok(self.observe_beams(id, &spec, width))
+        let told = spec
+            .prompt_logprobs
+            .map(|alternatives| MODEL.prompt_logprobs(&spec.token_ids, alternatives));
+        Ok(self.observe_beams(id, &spec, width, Some(told)))
     }
 
     pub(super) fn commit_beams(
@@ -116,15 +134,18 @@ impl Bench {
         self.receive(&reservation, &spec.token_ids);
         let computed = spec.token_ids.len() - 1;
         let id = self.engine.commit_beams(reservation, spec.clone(), computed, width)?;
-        Ok(self.observe_beams(id, &spec, width))
+        Ok(self.observe_beams(id, &spec, width, None))
     }
 
     /// Several choices of one prompt, as far as `generated` says.
     pub(super) fn add_choices(&mut self, spec: &SequenceSpec, generated: &[usize]) -> Vec<SequenceId> {
-        let specs: Vec<SequenceSpec> = (0..)
+        let mut specs: Vec<SequenceSpec> = (0..)
             .zip(generated)
             .filter_map(|(choice, count)| self.choice(spec, choice, *count))
             .collect();
+        if let Some(first) = specs.first_mut() {
+            first.prompt_logprobs = spec.prompt_logprobs;
+        }
         let ids = self.engine.add_choices(specs.clone()).unwrap();
         let pairs = ids.iter().copied().zip(specs);
         pairs.map(|(id, spec)| self.observe(id, spec)).collect()
@@ -170,14 +191,6 @@ impl Bench {
             ..spec.clone()
         })
     }
-}
-
-fn sampled(seed: u64) -> Arc<SamplingParams> {
-    Arc::new(SamplingParams {
-        greedy: false,
-        seed,
-        ..SamplingParams::greedy()
-    })
 }
 
 #[test]
@@ -377,11 +390,8 @@ fn beams_that_cannot_be_searched_are_refused() {
     assert_eq!(refused(|_| (), 9), BeamError::Width { width: 9, limit: 8 });
     assert_eq!(refused(|_| (), 0), BeamError::Width { width: 0, limit: 8 });
     assert_eq!(refused(|s| s.prompt_len = 8, 2), BeamError::Started { generated: 1 });
-    let field = "prompt_logprobs";
-    assert_eq!(
-        refused(|s| s.prompt_logprobs = Some(0), 2),
-        BeamError::Parameter { field }
-    );
+    let field = "first_only";
+    assert_eq!(refused(|s| s.first_only = Some(1), 2), BeamError::Parameter { field });
     let blocks = refused(|s| s.stop.max_tokens = 100, 8);
     assert!(
         matches!(

@@ -49,6 +49,14 @@ fn stop_at(max_tokens: u32) -> StopRules {
     }
 }
 
+fn sampled(seed: u64) -> Arc<SamplingParams> {
+    Arc::new(SamplingParams {
+        greedy: false,
+        seed,
+        ..SamplingParams::greedy()
+    })
+}
+
 /// A prompt of `len` tokens that only `salt` has.
 fn prompt(salt: u32, len: usize) -> Vec<u32> {
     (0..len as u32)
@@ -347,6 +355,10 @@ impl Bench {
                 cached_tokens,
                 prompt_logprobs,
             } => {
+                if self.beams.contains_key(&id) {
+                    self.check_beam_prompt(id, prompt_logprobs.as_ref());
+                    return;
+                }
                 let observed = self.observed.get_mut(&id).unwrap();
                 assert!(
                     !observed.ended && observed.spec.first_only == Some(0),

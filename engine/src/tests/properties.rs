@@ -248,7 +248,10 @@ fn add_resumed(bench: &mut Bench, shape: &Shape, generated: usize, salt: u32) {
 }
 
 fn add_beams(bench: &mut Bench, shape: &Shape, width: usize, salt: u32) {
-    let search = search_of(shape, salt, bench.engine.limits());
+    let search = SequenceSpec {
+        prompt_logprobs: shape.prompt_logprobs,
+        ..search_of(shape, salt, bench.engine.limits())
+    };
     match bench.add_beams(search, width) {
         Ok(_) | Err(AddError::Beam(BeamError::Width { .. } | BeamError::Blocks { .. })) => {}
         Err(error) => panic!("{error}"),

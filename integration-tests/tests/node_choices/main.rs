@@ -2,6 +2,7 @@
 //! its tokens of the bytes in the KV blocks, so what is lost or mixed up on the way changes the text.
 
 mod cached;
+mod local;
 mod scene;
 
 use std::collections::BTreeMap;
@@ -68,6 +69,7 @@ fn decode_job(choices: u32, stop: &StopRules) -> DecodeJob {
         sampling: sampling(),
         stop: stop.clone(),
         source: KvSource::Handoff,
+        prompt_logprobs: None,
         handoff_deadline_ms: 60_000,
         deadline_ms: 60_000,
     }
@@ -319,7 +321,9 @@ async fn a_beam_search_is_the_same_after_a_handoff_and_alone() -> Result<()> {
         source: KvSource::Compute,
         ..search
     };
-    let alone = beams(Stream::open(&scene.decode, Job::Decode(alone)).await?.next().await?)?;
+    let mut stream = Stream::open(&scene.decode, Job::Decode(alone)).await?;
+    ensure!(stream.computed().await?.tokens.is_empty());
+    let alone = beams(stream.next().await?)?;
     let bare = |beams: &[Beam]| {
         let tokens = |beam: &Beam| beam.tokens.iter().map(|(token, _)| token.clone()).collect::<Vec<_>>();
         beams
@@ -403,6 +407,25 @@ async fn jobs_that_contradict_themselves_are_refused() -> Result<()> {
             "beam_width is 0",
         ),
         (decode_job(17, &stop), "choices is 17"),
+        (
+            DecodeJob {
+                prompt_logprobs: Some(1),
+                ..valid.clone()
+            },
+            "prompt_logprobs is set",
+        ),
+        (
+            DecodeJob {
+                prompt_logprobs: Some(1),
+                source: KvSource::Compute,
+                choices: vec![ChoiceStart {
+                    choice: 0,
+                    generated: vec![7],
+                }],
+                ..valid.clone()
+            },
+            "prompt_logprobs is set",
+        ),
         (
             DecodeJob {
                 beam_width: Some(17),

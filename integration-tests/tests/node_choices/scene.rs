@@ -236,7 +236,19 @@ impl Scene {
             source: KvSource::Compute,
             ..job
         };
-        Stream::open(&self.decode, Job::Decode(job)).await?.tokens().await
+        let numbers: Vec<u32> = job.choices.iter().map(|start| start.choice).collect();
+        let started = job.choices.iter().any(|start| !start.generated.is_empty());
+        let mut stream = Stream::open(&self.decode, Job::Decode(job)).await?;
+        if started {
+            return stream.tokens().await;
+        }
+        let firsts = stream.computed().await?.tokens;
+        let mut all: BTreeMap<u32, Vec<SampledToken>> =
+            numbers.into_iter().zip(firsts.into_iter().map(|t| vec![t])).collect();
+        for (choice, tokens) in stream.tokens().await? {
+            all.entry(choice).or_default().extend(tokens);
+        }
+        Ok(all)
     }
 }
 
@@ -258,6 +270,14 @@ impl Stream {
     pub(crate) async fn next(&mut self) -> Result<JobEvent> {
         let event = timeout(PATIENCE, self.reader.next()).await.context("no event")??;
         event.context("the stream ended before its job")
+    }
+
+    /// What is told of the prompt, which comes first.
+    pub(crate) async fn computed(&mut self) -> Result<PromptComputed> {
+        match self.next().await? {
+            JobEvent::Computed(computed) => Ok(computed),
+            other => bail!("{other:?}"),
+        }
     }
 
     /// The tokens of each choice, up to the end of all.

@@ -19,7 +19,7 @@ use crate::stats;
 pub enum SequenceEvent {
     /// One token was sampled.
     Token(TokenEvent),
-    /// A sequence that draws no token is computed, and has ended.
+    /// A sequence that draws no token is computed, and has ended; or the prompt of a beam search that is computed here is.
     Computed(ComputedEvent),
     /// A beam search has ended: its hypotheses, best first.
     Beams(Vec<Beam>),
@@ -55,8 +55,8 @@ pub struct ComputedEvent {
     pub prompt_logprobs: Option<Vec<PromptLogprob>>,
 }
 
-/// Events of a beam search: its answer or its failure.
-pub(super) const BEAM_EVENTS: usize = 2;
+/// Events of a beam search: its prompt, and its answer or its failure.
+pub(super) const BEAM_EVENTS: usize = 3;
 
 /// Every token the sequence can still get, and one failure.
 pub(super) fn event_capacity(spec: &SequenceSpec) -> usize {

@@ -131,6 +131,10 @@ impl Request {
                 self.goes_on_locally(leg);
                 self.first_tokens(now, leg, computed.tokens, step, ctx);
             }
+            // A beam search that is done again has nothing new to tell of its prompt.
+            State::Resuming { decode } if *decode == leg && self.request.beam_width.is_some() => {
+                ctx.ignore("prompt computed again");
+            }
             State::Queued
             | State::Reserving { .. }
             | State::Prefilling { .. }

@@ -89,6 +89,8 @@ impl Request {
             sampling: self.request.sampling.clone(),
             stop: self.request.stop.clone(),
             source,
+            // Only moved requests are computed by decode nodes: their prompts have been told of.
+            prompt_logprobs: None,
             handoff_deadline_ms: self.within(now, handoff),
             deadline_ms: self.within(now, Duration::MAX),
         }
