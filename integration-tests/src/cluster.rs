@@ -37,6 +37,8 @@ pub struct ClusterSpec {
     pub relayed: bool,
     /// Settings of all processes: `section.field=value`.
     pub settings: Vec<String>,
+    /// Further settings of the nodes of a role.
+    pub role_settings: Vec<(&'static str, String)>,
     /// How long the cluster may take until it is ready.
     pub ready_within: Duration,
 }
@@ -52,6 +54,7 @@ impl ClusterSpec {
             coordinators: 1,
             relayed: false,
             settings: Vec::new(),
+            role_settings: Vec::new(),
             ready_within: Duration::from_secs(60),
         }
     }
@@ -60,6 +63,13 @@ impl ClusterSpec {
     #[must_use]
     pub fn set(mut self, setting: impl Into<String>) -> Self {
         self.settings.push(setting.into());
+        self
+    }
+
+    /// With one more setting of all nodes of `role` (`prefill`, `decode` or `both`).
+    #[must_use]
+    pub fn set_for(mut self, role: &'static str, setting: impl Into<String>) -> Self {
+        self.role_settings.push((role, setting.into()));
         self
     }
 }
@@ -272,6 +282,12 @@ impl Cluster {
             settings.push(format!("node.advertise={}", line.own.address));
         }
         settings.extend(self.spec.settings.iter().cloned());
+        let of_role = self
+            .spec
+            .role_settings
+            .iter()
+            .filter(|(role, _)| name.starts_with(role));
+        settings.extend(of_role.map(|(_, setting)| setting.clone()));
         settings
             .into_iter()
             .flat_map(|setting| ["--set".to_owned(), setting])

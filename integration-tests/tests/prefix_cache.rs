@@ -72,12 +72,13 @@ fn cached(before: &[Vec<u32>], prompt: &[u32]) -> usize {
 }
 
 /// Asks all cases one after the other, whole and streamed, and then all at once; the first answers. Tokens and numbers are
-/// compared with the engine's; what was cached, with what must have been.
-async fn serve(cases: &[Case], reference: &Reference, settings: &[&str]) -> Result<Vec<Answer>> {
+/// compared with the engine's; what was cached, with what must have been. `decode_cache`: whether the decode node has one.
+async fn serve(cases: &[Case], reference: &Reference, settings: &[&str], decode_cache: bool) -> Result<Vec<Answer>> {
     let mut spec = ClusterSpec::pair(tiny_model()).set(format!("model.model_name={MODEL_NAME}"));
     for setting in settings {
         spec = spec.set(*setting);
     }
+    spec = spec.set_for("decode", format!("engine.prefix_cache={decode_cache}"));
     let watched = Watched::start(spec).await?;
     let judge = Judge::new(watched.cluster.url(), reference.text.clone());
     let on = !settings.contains(&"engine.prefix_cache=false");
@@ -127,6 +128,12 @@ async fn serve(cases: &[Case], reference: &Reference, settings: &[&str]) -> Resu
         counted == [hits, queries],
         "counted {counted:?}, answered [{hits}, {queries}]"
     );
+    let not_sent = watched.decode_count("baton_prefix_cache_hits_total", &[]).await? as usize;
+    // The decode node has computed the answers, too, so it may have more of a prompt than the prefill node.
+    ensure!(
+        if decode_cache { not_sent >= hits } else { not_sent == 0 },
+        "{not_sent} tokens were not sent, {hits} not computed"
+    );
     idle_within(&watched.cluster, 2, Duration::from_secs(5)).await?;
     eprintln!("{settings:?}: {hits} of {queries} tokens were cached");
     Ok(answers)
@@ -137,19 +144,22 @@ async fn a_cached_prefix_changes_nothing_but_the_work() -> Result<()> {
     let _alone = ONE_CLUSTER.lock().await;
     let mut reference = Reference::open(&tiny_model(), config::KvDtypeConfig::F16)?;
     let cases = cases(&mut reference)?;
-    let cold = serve(&cases, &reference, &["engine.prefix_cache=false"]).await?;
-    let settings: [&[&str]; 3] = [
-        &[],
-        &["engine.prefill_chunk_tokens=16"],
+    let cold = serve(&cases, &reference, &["engine.prefix_cache=false"], false).await?;
+    let settings: [(&[&str], bool); 3] = [
+        (&[], true),
+        (&["engine.prefill_chunk_tokens=16"], true),
         // Pieces of a few blocks, of which few have room at once: the network is always behind.
-        &[
-            "engine.prefill_chunk_tokens=32",
-            "transfer.frame_bytes=4096",
-            "transfer.staging_bytes=16384",
-        ],
+        (
+            &[
+                "engine.prefill_chunk_tokens=32",
+                "transfer.frame_bytes=4096",
+                "transfer.staging_bytes=16384",
+            ],
+            false,
+        ),
     ];
-    for settings in settings {
-        let warm = serve(&cases, &reference, settings).await?;
+    for (settings, decode_cache) in settings {
+        let warm = serve(&cases, &reference, settings, decode_cache).await?;
         for (cold, warm) in cold.iter().zip(&warm) {
             ensure!(cold == warm, "without a cache {cold:?}, with one {warm:?}");
         }
