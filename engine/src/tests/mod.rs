@@ -105,7 +105,7 @@ struct Bench {
     beams: BTreeMap<SequenceId, groups::ObservedBeams>,
     reservations: Vec<Reservation>,
     /// Reservations for known prompts: of how many tokens the KV is to come, and of what sequence.
-    awaited: Vec<(Reservation, usize, SequenceSpec)>,
+    promised: Vec<(Reservation, usize, SequenceSpec)>,
     preempted: usize,
     /// What the prefix cache has told of itself.
     cached_names: BTreeSet<u64>,
@@ -139,7 +139,7 @@ impl Bench {
             observed: BTreeMap::new(),
             beams: BTreeMap::new(),
             reservations: Vec::new(),
-            awaited: Vec::new(),
+            promised: Vec::new(),
             preempted: 0,
             cached_names: BTreeSet::new(),
             last_step: BTreeSet::new(),
@@ -424,7 +424,7 @@ impl Bench {
 
     /// Blocks that somebody is writing.
     fn reserved(&self) -> impl Iterator<Item = &BlockId> {
-        let awaited = self.awaited.iter().map(|(reservation, ..)| reservation);
+        let awaited = self.promised.iter().map(|(reservation, ..)| reservation);
         let all = self.reservations.iter().chain(awaited);
         all.flat_map(|reservation| &reservation.blocks()[reservation.have_blocks()..])
     }
@@ -484,6 +484,6 @@ impl Bench {
             assert_eq!(seen.insert(*block, None), None, "block {block:?} is in two places");
         }
         assert!(seen.len() <= stats.owned_blocks);
-        assert_eq!(self.reservations.len() + self.awaited.len(), stats.reservations);
+        assert_eq!(self.reservations.len() + self.promised.len(), stats.reservations);
     }
 }

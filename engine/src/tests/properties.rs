@@ -186,8 +186,8 @@ fn perform(bench: &mut Bench, call: &Call) {
                 let reservation = bench.reservations.remove(index.index(bench.reservations.len()));
                 assert!(bench.engine.release_reservation(reservation));
                 bench.audit();
-            } else if !bench.awaited.is_empty() {
-                let (reservation, ..) = bench.awaited.remove(index.index(bench.awaited.len()));
+            } else if !bench.promised.is_empty() {
+                let (reservation, ..) = bench.promised.remove(index.index(bench.promised.len()));
                 assert!(bench.engine.release_reservation(reservation));
                 bench.audit();
             }
@@ -292,7 +292,7 @@ fn expect_prompt(bench: &mut Bench, shape: &Shape, choices: usize, beams: bool, 
     {
         Ok(reservation) => {
             assert!(reservation.have_blocks() * limits.block_tokens <= num_computed);
-            bench.awaited.push((reservation, num_computed, spec));
+            bench.promised.push((reservation, num_computed, spec));
         }
         Err(_) => assert_eq!(bench.engine.stats(), before, "a refused reservation changed something"),
     }
@@ -300,11 +300,11 @@ fn expect_prompt(bench: &mut Bench, shape: &Shape, choices: usize, beams: bool, 
 }
 
 fn arrive(bench: &mut Bench, index: &Index) {
-    if bench.awaited.is_empty() {
+    if bench.promised.is_empty() {
         return;
     }
-    let at = index.index(bench.awaited.len());
-    let (reservation, num_computed, spec) = bench.awaited.remove(at);
+    let at = index.index(bench.promised.len());
+    let (reservation, num_computed, spec) = bench.promised.remove(at);
     if num_computed < spec.prompt_len {
         let width = reservation.choices();
         match bench.commit_beams(reservation, spec, width) {
@@ -390,7 +390,7 @@ proptest! {
             perform(&mut bench, call);
         }
         // Everybody who holds blocks from outside lets go; then the rest must come to its end.
-        let awaited = std::mem::take(&mut bench.awaited).into_iter().map(|(reservation, ..)| reservation);
+        let awaited = std::mem::take(&mut bench.promised).into_iter().map(|(reservation, ..)| reservation);
         for reservation in std::mem::take(&mut bench.reservations).into_iter().chain(awaited) {
             bench.engine.release_reservation(reservation);
         }
