@@ -131,7 +131,7 @@ fn with_seed(seed: u64, stop: &StopRules) -> DecodeJob {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn choices_with_seeds_of_their_own_are_what_each_seed_leads_to_alone() -> Result<()> {
-    let scene = Scene::open().await?;
+    let scene = Scene::with_cache(false).await?;
     let stop = stop(20);
     let (_, one, mut single) = scene.hand_over(prefill_job(1, &stop), decode_job(1, &stop)).await?;
     single.tokens().await?;
