@@ -158,12 +158,16 @@ impl Conversation {
         Ok(text)
     }
 
-    /// The white space at the end of the words that are to be continued.
+    /// The white space at the end of the words that are to be continued. Of words that are nothing else a template that
+    /// trims leaves none.
     fn last_white_space(&self) -> &str {
         match self.messages.last().and_then(|message| message.get("content")) {
             Some(Tree::String(content)) => {
                 let words = content.strip_suffix(MARK).unwrap_or_default();
-                &words[words.trim_end().len()..]
+                match words.trim_end() {
+                    "" => "",
+                    trimmed => &words[trimmed.len()..],
+                }
             }
             _ => "",
         }
