@@ -412,3 +412,14 @@ pub fn metric(page: &str, name: &str, labels: &[&str]) -> Option<f64> {
         (series_name == name && labels.iter().all(|label| series.contains(label))).then(|| value.parse().ok())?
     })
 }
+
+/// The sum over all series of that name.
+pub fn metric_sum(page: &str, name: &str) -> f64 {
+    let series = page.lines().filter(|line| {
+        let rest = line.strip_prefix(name);
+        rest.is_some_and(|rest| rest.starts_with(['{', ' ']))
+    });
+    series
+        .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
+        .sum()
+}

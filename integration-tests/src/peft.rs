@@ -1,8 +1,10 @@
-//! Low-rank adapters for the tiny checkpoint, as PEFT would write them.
+//! Low-rank adapters, as PEFT would write them.
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use model::arch::ArchConfig;
+use model_files::ModelFiles;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
@@ -17,11 +19,18 @@ pub struct Adapters {
 }
 
 impl Adapters {
-    /// Random adapters of these names, ranks and modules (such as `q_proj`), all of them different.
+    /// Random adapters of the tiny checkpoint with these names, ranks and modules (such as `q_proj`), all of them different.
     pub fn random(adapters: &[(&str, usize, &[&str])]) -> Result<Self> {
-        let dir = TempDir::new()?;
+        Self::of_model(&tiny_model(), 0.3, adapters)
+    }
+
+    /// The same for a model; their numbers are at most `size`.
+    pub fn of_model(model: &Path, size: f32, adapters: &[(&str, usize, &[&str])]) -> Result<Self> {
+        let (dir, shape) = (TempDir::new()?, ArchConfig::read(&ModelFiles::open(model)?)?);
         for (i, (name, rank, modules)) in adapters.iter().enumerate() {
-            write(&dir.path().join(i.to_string()), i as u64 + 1, *rank, modules)?;
+            let mut random = Random::new(i as u64 + 1);
+            let mut number = || size * (random.between(0, 2_000) as f32 / 1_000.0 - 1.0);
+            write(&dir.path().join(i.to_string()), &shape, &mut number, *rank, modules)?;
             anyhow::ensure!(!name.is_empty(), "adapters have names");
         }
         let names = adapters.iter().map(|(name, ..)| (*name).to_owned()).collect();
@@ -47,26 +56,17 @@ impl Adapters {
 }
 
 /// Writes an adapter's two files.
-fn write(at: &Path, seed: u64, rank: usize, modules: &[&str]) -> Result<()> {
+fn write(at: &Path, shape: &ArchConfig, number: &mut impl FnMut() -> f32, rank: usize, modules: &[&str]) -> Result<()> {
     std::fs::create_dir_all(at)?;
     let config = json!({
         "peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": modules, "bias": "none",
         "task_type": "CAUSAL_LM",
     });
     std::fs::write(at.join("adapter_config.json"), config.to_string())?;
-    let model: Value = serde_json::from_slice(&std::fs::read(tiny_model().join("config.json"))?)?;
-    let size = |key: &str| -> Result<usize> {
-        let number = model[key]
-            .as_u64()
-            .with_context(|| format!("{key} of the tiny model"))?;
-        Ok(usize::try_from(number)?)
-    };
-    let (hidden, ffn) = (size("hidden_size")?, size("intermediate_size")?);
-    let (heads, kv_heads) = (size("num_attention_heads")?, size("num_key_value_heads")?);
-    let dim = size("head_dim")?;
-    let mut random = Random::new(seed);
+    let (hidden, ffn, dim) = (shape.hidden_size, shape.ffn_size, shape.head_dim);
+    let (heads, kv_heads) = (shape.num_heads, shape.num_kv_heads);
     let (mut header, mut data) = (Map::new(), Vec::new());
-    for layer in 0..size("num_hidden_layers")? {
+    for layer in 0..shape.num_layers {
         for module in modules {
             let (part, n, k) = match *module {
                 "q_proj" => ("self_attn", heads * dim, hidden),
@@ -78,8 +78,7 @@ fn write(at: &Path, seed: u64, rank: usize, modules: &[&str]) -> Result<()> {
             for (letter, rows, columns) in [("A", rank, k), ("B", n, rank)] {
                 let start = data.len();
                 for _ in 0..rows * columns {
-                    let number = random.between(0, 2_000) as f32 / 1_000.0 - 1.0;
-                    data.extend((number * 0.3).to_le_bytes());
+                    data.extend(number().to_le_bytes());
                 }
                 let name = format!("base_model.model.model.layers.{layer}.{part}.{module}.lora_{letter}.weight");
                 let tensor = json!({"dtype": "F32", "shape": [rows, columns], "data_offsets": [start, data.len()]});

@@ -8,16 +8,19 @@ use anyhow::{Context, Result, ensure};
 use config::KvDtypeConfig;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use integration_tests::ask::{Door, MODEL_NAME};
-use integration_tests::client::post;
-use integration_tests::cluster::{Cluster, ClusterSpec, metric};
+use integration_tests::client::{post, post_ok};
+use integration_tests::cluster::{Cluster, ClusterSpec, metric_sum};
 use integration_tests::exact::judge::Judge;
 use integration_tests::exact::prompts::{mixed_lengths, prompts};
 use integration_tests::exact::query::{Draw, Query};
 use integration_tests::exact::reference::{Continuation, Reference};
+use integration_tests::exact::several::check_choices;
 use integration_tests::files::tiny_model;
 use integration_tests::peft::Adapters;
 use integration_tests::trial::{pause, spec};
 use integration_tests::vitals::{idle_within, logged, states};
+use model_files::RenderInput;
+use protocol::sampling::SampledToken;
 use reqwest::Client;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
@@ -112,6 +115,95 @@ async fn adapters_mixed_in_one_batch_answer_as_one_process_does() -> Result<()> 
     Ok(())
 }
 
+/// A conversation, and the query whose answer is the engine's to it.
+fn conversation(reference: &Reference, of: &Query) -> Result<(Value, Query)> {
+    let messages = json!([{ "role": "user", "content": of.prompt }]);
+    let template = reference.text.chat_template.as_ref().context("a chat template")?;
+    let rendered = Query {
+        prompt: template.render(&RenderInput::new(&messages))?,
+        rendered: true,
+        ..of.clone()
+    };
+    Ok((messages, rendered))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn choices_beams_and_chats_with_an_adapter_answer_as_one_process_does() -> Result<()> {
+    let _alone = ONE_CLUSTER.lock().await;
+    let adapters = adapters()?;
+    let mut reference = reference(&adapters)?;
+    let pair = ClusterSpec::pair(tiny_model()).set(format!("model.model_name={MODEL_NAME}"));
+    let cluster = Cluster::start(pair.set(adapters.setting())).await?;
+    let (client, url) = (Client::new(), cluster.url());
+    let post = |path: &str, body: Value| {
+        let (client, url) = (client.clone(), format!("{url}{path}"));
+        async move { post_ok(&client, &url, &body).await }
+    };
+    let (mut numbers, mut different) = (0, BTreeSet::new());
+    for (i, text) in prompts(&reference.text.tokenizer.clone(), &[5, 16, 40, 90])?
+        .iter()
+        .enumerate()
+    {
+        for name in NAMES {
+            let mut query = Query::greedy(text.clone(), 30);
+            query.adapter = name.map(str::to_owned);
+            let beams = reference.beams(&query, 3, 30)?;
+            let mut body = query.body(Door::Completions);
+            body["n"] = json!(3);
+            body["use_beam_search"] = json!(true);
+            let expected: Vec<&[SampledToken]> = beams.iter().map(|beam| beam.tokens.as_slice()).collect();
+            let checked = check_choices(&post("/v1/completions", body).await?, &expected);
+            numbers += checked.with_context(|| format!("beams, {query:?}"))?;
+
+            query.draw = Draw {
+                sample: true,
+                temperature: Some(1.1),
+                top_p: (i % 2 == 0).then_some(0.9),
+                seed: 40 + i as u64,
+                ..Draw::default()
+            };
+            let drawn = choices(&mut reference, &query, 3)?;
+            let mut body = query.body(Door::Completions);
+            body["n"] = json!(3);
+            let checked = check_choices(&post("/v1/completions", body).await?, &tokens(&drawn));
+            numbers += checked.with_context(|| format!("choices, {query:?}"))?;
+            different.extend(drawn.iter().map(Continuation::ids));
+
+            let (messages, rendered) = conversation(&reference, &query)?;
+            let drawn = choices(&mut reference, &rendered, 2)?;
+            let mut body = query.body(Door::Completions);
+            body["n"] = json!(2);
+            body["messages"] = messages;
+            body["logprobs"] = json!(true);
+            body.as_object_mut().context("an object")?.remove("prompt");
+            let answer = post("/v1/chat/completions", body).await?;
+            ensure!(answer["prompt_token_ids"] == json!(drawn[0].prompt), "{answer}");
+            let checked = check_choices(&answer, &tokens(&drawn));
+            numbers += checked.with_context(|| format!("chat, {query:?}"))?;
+            different.extend(drawn.iter().map(Continuation::ids));
+        }
+    }
+    eprintln!("{numbers} numbers equal, {} different answers", different.len());
+    let asked = 4 * NAMES.len() * 5;
+    ensure!(
+        different.len() * 10 >= asked * 9,
+        "{} different answers of {asked}",
+        different.len()
+    );
+    idle_within(&cluster, 2, Duration::from_secs(5)).await?;
+    Ok(())
+}
+
+/// The engine's choices.
+fn choices(reference: &mut Reference, query: &Query, n: u32) -> Result<Vec<Continuation>> {
+    let most = query.max_tokens.context("every query has a limit")?;
+    (0..n).map(|choice| reference.choice(query, choice, most)).collect()
+}
+
+fn tokens(of: &[Continuation]) -> Vec<&[SampledToken]> {
+    of.iter().map(|one| one.tokens.as_slice()).collect()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cached_prefixes_belong_to_one_adapter() -> Result<()> {
     let _alone = ONE_CLUSTER.lock().await;
@@ -176,7 +268,7 @@ async fn answers_that_move_to_another_node_keep_their_adapter() -> Result<()> {
         killed?;
         asked.with_context(|| format!("round {round}\n{}", cluster.logs()))?;
         let page = cluster.metrics().await?;
-        moved = metric(&page, "baton_request_migrations_total", &[]).unwrap_or(0.0);
+        moved = metric_sum(&page, "baton_request_migrations_total");
         if moved > 2.0 {
             break;
         }

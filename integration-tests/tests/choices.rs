@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use config::KvDtypeConfig;
 use integration_tests::ask::{Door, MODEL_NAME};
 use integration_tests::client::{json_events, post_events, post_ok};
-use integration_tests::cluster::{Cluster, ClusterSpec, metric};
+use integration_tests::cluster::{Cluster, ClusterSpec, metric, metric_sum};
 use integration_tests::exact::query::{Draw, Query};
 use integration_tests::exact::reference::Reference;
 use integration_tests::files::tiny_model;
@@ -189,12 +189,7 @@ async fn choices_and_beams_survive_a_killed_decode_node_to_the_token() -> Result
     let moved = answered_by_another(&mut cluster, "/generate", best_of).await?;
     replayed(&client, &cluster, "one two three", &sequences(&moved, 4)?).await?;
     let page = reqwest::get(format!("{}/metrics", cluster.url())).await?.text().await?;
-    let causes = ["node_lost", "stream_lost", "job_failed", "deadline", "protocol"];
-    let moved = causes.iter().filter_map(|cause| {
-        let cause = format!("cause=\"{cause}\"");
-        metric(&page, "baton_request_migrations_total", &[&cause])
-    });
-    let moved: f64 = moved.sum();
+    let moved = metric_sum(&page, "baton_request_migrations_total");
     ensure!(moved >= 3.0, "{moved} requests were moved");
     ensure!(metric(&page, "baton_token_disagreements_total", &[]).unwrap_or(0.0) == 0.0);
     idle_within(&cluster, 3, IDLE_WITHIN + Duration::from_secs(3)).await?;

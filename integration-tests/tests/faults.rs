@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use integration_tests::ask::{Ask, Door};
-use integration_tests::cluster::{Cluster, ClusterSpec, metric};
+use integration_tests::cluster::{Cluster, ClusterSpec, metric, metric_sum};
 use integration_tests::load::{HANGS_AFTER, Tally};
 use integration_tests::ports::free_tcp;
 use integration_tests::random::Random;
@@ -153,12 +153,7 @@ async fn all_nodes_killed_at_once_cost_a_pause() -> Result<()> {
 async fn requests_of_a_killed_decode_node_go_on_elsewhere() -> Result<()> {
     let cluster = kill_and_restart(spec(1, 2), &[("decode", 0)], 3, 13).await?;
     let page = cluster.metrics().await?;
-    let moved = page
-        .lines()
-        .filter(|line| line.starts_with("baton_request_migrations_total{"));
-    let moved: f64 = moved
-        .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
-        .sum();
+    let moved = metric_sum(&page, "baton_request_migrations_total");
     eprintln!("{moved} requests moved");
     ensure!(moved >= 3.0, "only {moved} requests moved");
     ensure!(

@@ -51,7 +51,9 @@ impl ModelRunner {
             max_positions,
             adapters: decoder.adapters.len(),
         };
-        let samplers = (0..decoder.cpu.threads()).map(|_| Sampler::default()).collect();
+        let samplers = (0..decoder.cpu.threads())
+            .map(|_| Sampler::with_vocabulary(decoder.vocab_size()))
+            .collect();
         Self {
             decoder,
             pool,

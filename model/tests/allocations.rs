@@ -5,8 +5,46 @@ mod support;
 use allocation_counter::measure;
 use engine::plan::StepOutput;
 use engine::runner::{NoObserver, Runner};
+use model::sampler::{Draw, Sampler};
 use protocol::sampling::SamplingParams;
 use support::{Setup, tiny_llama};
+
+#[test]
+fn a_sampler_has_its_memory_from_the_start() {
+    // Which of several threads meets a request that samples is chance: none may grow its buffers then.
+    let logits: Vec<f32> = (0..5_000_u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761) % 1_000) as f32 / 100.0)
+        .collect();
+    let sampled = SamplingParams {
+        greedy: false,
+        seed: 5,
+        ..SamplingParams::greedy()
+    };
+    let changed: [fn(&mut SamplingParams); 7] = [
+        |_| {},
+        |p| p.top_k = 50,
+        |p| p.top_p = 0.9,
+        |p| p.typical_p = 0.5,
+        |p| p.min_p = 0.01,
+        |p| p.repetition_penalty = 1.2,
+        |p| p.watermark = true,
+    ];
+    for (i, change) in changed.iter().enumerate() {
+        let mut params = sampled.clone();
+        change(&mut params);
+        let draw = Draw {
+            params: &params,
+            further: 0,
+            position: 1,
+            history: &[7, 8, 9],
+            prompt_len: 2,
+            mask: None,
+        };
+        let mut sampler = Sampler::with_vocabulary(logits.len());
+        let counted = measure(|| drop(sampler.sample(&logits, &draw).unwrap()));
+        assert_eq!(counted.count_total, 0, "change {i}");
+    }
+}
 
 #[test]
 fn steps_that_generate_allocate_nothing() {

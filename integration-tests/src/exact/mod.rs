@@ -6,6 +6,7 @@
 //! * [`reference`](mod@reference): one engine in the test's own process.
 //! * [`shape`]: its JSON.
 //! * [`expected`]: where an answer must end, by a search of its whole text.
+//! * [`several`]: answers with several choices.
 //! * [`judge`]: asks, and holds the answer against both.
 //! * [`watched`]: a pair of nodes whose own counters can be read.
 
@@ -15,5 +16,6 @@ pub mod judge;
 pub mod prompts;
 pub mod query;
 pub mod reference;
+pub mod several;
 pub mod shape;
 pub mod watched;

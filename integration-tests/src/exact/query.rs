@@ -126,6 +126,8 @@ pub struct Query {
     pub bad_words: Vec<String>,
     /// Tokens that are kept at the end of the prompt.
     pub truncate: Option<u32>,
+    /// The prompt is a conversation that a template has rendered: it brings its own special tokens. No door takes that.
+    pub rendered: bool,
 }
 
 impl Query {
@@ -146,6 +148,7 @@ impl Query {
             min_tokens: 0,
             bad_words: Vec::new(),
             truncate: None,
+            rendered: false,
         }
     }
 
@@ -159,7 +162,11 @@ impl Query {
     /// # Errors
     /// The tokenizer gives up.
     pub fn prompt_tokens(&self, tokenizer: &TextTokenizer) -> Result<Vec<u32>> {
-        let mut tokens = tokenizer.encode(&self.prompt)?;
+        let mut tokens = if self.rendered {
+            tokenizer.encode_plain(&self.prompt)?
+        } else {
+            tokenizer.encode(&self.prompt)?
+        };
         if let Some(keep) = self.truncate {
             tokens.drain(..tokens.len().saturating_sub(keep as usize));
         }
@@ -201,7 +208,7 @@ impl Query {
             || !self.stop_token_ids.is_empty()
             || self.min_tokens > 0
             || !self.bad_words.is_empty();
-        !(door.is_tgi() && openai_only) && self.draw.belongs_to(door)
+        !self.rendered && !(door.is_tgi() && openai_only) && self.draw.belongs_to(door)
     }
 
     /// The rules by which the engine ends the answer; `most` is the limit that the server makes of `max_tokens`.
@@ -291,7 +298,8 @@ impl Query {
     }
 }
 
-fn bias_object(bias: &[(u32, f32)]) -> Value {
+/// `logit_bias` as a body has it.
+pub fn bias_object(bias: &[(u32, f32)]) -> Value {
     let entries = bias.iter().map(|(token, amount)| (token.to_string(), json!(amount)));
     Value::Object(entries.collect())
 }

@@ -1,14 +1,17 @@
 //! What every cluster must equal: one engine with one model in the test's own process, one sequence at a time, the whole
 //! prompt in one step.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use config::{EngineConfig, KvDtypeConfig, ModelConfig};
+use engine::beam::Hypothesis;
 use engine::engine::Engine;
 use engine::event::EngineEvent;
 use engine::limits::EngineLimits;
+use engine::plan::SequenceId;
 use engine::runner::NoObserver;
 use engine::sequence::{OnFinish, SequenceSpec};
 use model::ModelRunner;
@@ -20,6 +23,9 @@ use super::query::Query;
 
 /// Longest sequence, in tokens.
 const MAX_SEQ_LEN: usize = 1_024;
+
+/// Most sequences of a step: those of a beam search, or of [`Reference::answers`].
+const AT_ONCE: usize = 8;
 
 /// Most alternatives that an API reports; a request that wants less is told the first ones.
 const MOST_ALTERNATIVES: u8 = 5;
@@ -78,7 +84,7 @@ impl Reference {
         let limits = EngineLimits {
             total_blocks: loaded.pool.total_blocks(),
             block_tokens: engine.kv_block_tokens,
-            max_num_seqs: 1,
+            max_num_seqs: AT_ONCE,
             max_batch_tokens: max_seq_len,
             prefill_chunk_tokens: max_seq_len,
             mixed_prefill_tokens: max_seq_len,
@@ -128,7 +134,25 @@ impl Reference {
         self.go_on(query, 0, rules, generated)
     }
 
-    fn go_on(&mut self, query: &Query, choice: u32, stop: StopRules, generated: &[u32]) -> Result<Continuation> {
+    /// What a beam search of this width finds, the best first.
+    pub fn beams(&mut self, query: &Query, width: usize, most: u32) -> Result<Vec<Hypothesis>> {
+        let spec = self.spec(query, 0, query.stop_rules(most, &self.text.eos_token_ids), &[])?;
+        self.engine.add_beams(spec, width)?;
+        let mut events = Vec::new();
+        loop {
+            let step = self.engine.step(&mut self.runner, &mut NoObserver, &mut events)?;
+            step.context("the search does not advance")?;
+            for event in events.drain(..) {
+                match event {
+                    EngineEvent::BeamStep { .. } => {}
+                    EngineEvent::Beams { beams, .. } => return Ok(beams),
+                    event => bail!("a search that is alone met {event:?}"),
+                }
+            }
+        }
+    }
+
+    fn spec(&self, query: &Query, choice: u32, stop: StopRules, generated: &[u32]) -> Result<SequenceSpec> {
         let prompt = query.prompt_tokens(&self.text.tokenizer)?;
         let adapter = match &query.adapter {
             Some(name) => Some(self.identity.adapter(name).context("an unknown adapter")?.0 as u32),
@@ -138,7 +162,7 @@ impl Reference {
             choice,
             ..query.params(&self.text, Some(MOST_ALTERNATIVES))?
         };
-        let id = self.engine.add(SequenceSpec {
+        Ok(SequenceSpec {
             prompt_len: prompt.len(),
             token_ids: [prompt.as_slice(), generated].concat(),
             sampling: Arc::new(sampling),
@@ -148,37 +172,68 @@ impl Reference {
             first_only: None,
             adapter,
             cache_key: 0,
-        })?;
-        let (mut tokens, mut prompt_logprobs) = (Vec::new(), None);
-        let mut events = Vec::new();
+        })
+    }
+
+    fn go_on(&mut self, query: &Query, choice: u32, stop: StopRules, generated: &[u32]) -> Result<Continuation> {
+        let spec = self.spec(query, choice, stop, generated)?;
+        self.run_all(vec![spec])?.pop().context("one sequence has one answer")
+    }
+
+    /// As [`Reference::answer`], for many requests with their limits, some of them in each step: the same bits in less time.
+    pub fn answers(&mut self, queries: &[(&Query, u32)]) -> Result<Vec<Continuation>> {
+        let spec = |(query, most): &(&Query, u32)| {
+            let rules = query.stop_rules(*most, &self.text.eos_token_ids);
+            self.spec(query, 0, rules, &[])
+        };
+        let specs: Vec<SequenceSpec> = queries.iter().map(spec).collect::<Result<_>>()?;
+        self.run_all(specs)
+    }
+
+    fn run_all(&mut self, specs: Vec<SequenceSpec>) -> Result<Vec<Continuation>> {
+        let mut waiting = specs.into_iter().enumerate();
+        let mut running: HashMap<SequenceId, (usize, Continuation)> = HashMap::new();
+        let (mut done, mut events) = (Vec::new(), Vec::new());
         loop {
+            while running.len() < AT_ONCE
+                && let Some((index, spec)) = waiting.next()
+            {
+                let begun = Continuation {
+                    prompt: spec.token_ids[..spec.prompt_len].to_vec(),
+                    prompt_logprobs: None,
+                    tokens: Vec::new(),
+                    finish: FinishReason::Length,
+                };
+                running.insert(self.engine.add(spec)?, (index, begun));
+            }
+            if running.is_empty() {
+                break;
+            }
             let step = self.engine.step(&mut self.runner, &mut NoObserver, &mut events)?;
-            step.context("the sequence does not advance")?;
+            step.context("no sequence advances")?;
             for event in events.drain(..) {
                 let EngineEvent::Token {
-                    id: of,
+                    id,
                     token,
-                    prompt_logprobs: logprobs,
+                    prompt_logprobs,
                     finish,
                     ..
                 } = event
                 else {
-                    bail!("a sequence that is alone met {event:?}");
+                    bail!("a sequence that nobody disturbs met {event:?}");
                 };
-                assert_eq!(of, id, "there is one sequence");
-                tokens.push(token);
-                let logprobs = logprobs.map(|all| all.into_iter().map(|target| target.logprob).collect());
-                prompt_logprobs = prompt_logprobs.or(logprobs);
+                let (_, answer) = running.get_mut(&id).context("a token of no sequence")?;
+                answer.tokens.push(token);
+                let logprobs = prompt_logprobs.map(|all| all.into_iter().map(|target| target.logprob).collect());
+                answer.prompt_logprobs = answer.prompt_logprobs.take().or(logprobs);
                 if let Some(finish) = finish {
-                    self.engine.check_invariants()?;
-                    return Ok(Continuation {
-                        prompt,
-                        prompt_logprobs,
-                        tokens,
-                        finish,
-                    });
+                    answer.finish = finish;
+                    done.extend(running.remove(&id));
                 }
             }
         }
+        self.engine.check_invariants()?;
+        done.sort_by_key(|(index, _)| *index);
+        Ok(done.into_iter().map(|(_, answer)| answer).collect())
     }
 }

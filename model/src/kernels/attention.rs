@@ -26,7 +26,7 @@ use engine::plan::BlockId;
 
 use super::KernelError;
 use super::attention_chunk::{CHUNK, MergeKernel, Running, add_lines};
-use super::attention_shared::SharedKernel;
+use super::attention_shared::{SharedKernel, make_room as make_room_for_shared};
 use super::attention_single::SingleKernel;
 use super::cpu::Cpu;
 use super::dispatch;
@@ -210,9 +210,7 @@ impl PagedAttention<'_> {
         self.find_blocks(&mut buffers.blocks)?;
         self.plan(cpu.threads(), buffers);
         let threads = cpu.threads().min(buffers.units.len());
-        if buffers.threads.len() < threads {
-            buffers.threads.resize_with(threads, Running::default);
-        }
+        self.make_room(threads, buffers);
         let call = Call {
             shape: self.shape,
             blocks: &buffers.blocks,
@@ -229,6 +227,25 @@ impl PagedAttention<'_> {
             dispatch::run(cpu, MergeKernel { call, merge, running });
         }
         Ok(())
+    }
+
+    /// Every thread gets the buffers that the largest unit needs.
+    fn make_room(&self, threads: usize, buffers: &mut AttentionBuffers) {
+        if buffers.threads.len() < threads {
+            buffers.threads.resize_with(threads, Running::default);
+        }
+        let (mut rows, mut shared) = (0, false);
+        for unit in &buffers.units {
+            rows = rows.max(unit.rows);
+            shared |= !unit.single;
+        }
+        let lines = self.shape.lines();
+        for running in &mut buffers.threads[..threads] {
+            running.make_room(rows * self.shape.group(), lines);
+            if shared {
+                make_room_for_shared(running, lines);
+            }
+        }
     }
 
     fn check(&self, q: &[f32], out: &[f32]) -> Result<(), KernelError> {

@@ -80,7 +80,7 @@ pub(super) struct Running {
     /// M and S, sixteen query rows a line.
     max: Vec<Line>,
     sum: Vec<Line>,
-    /// o of a chunk, for some query rows: \[query row\]\[padded dim\].
+    /// o of a chunk, for up to sixteen query rows: \[query row\]\[padded dim\].
     pub(super) part: Vec<Line>,
     /// For [`super::attention_shared`]: scores of some query rows, \[query row\]\[key of the chunk\].
     pub(super) scores: Vec<Line>,
@@ -89,15 +89,28 @@ pub(super) struct Running {
     pub(super) values: Vec<Line>,
 }
 
+/// Lines of M, and of S, for some query rows; one to spare.
+#[inline(always)]
+fn states(query_rows: usize) -> usize {
+    query_rows.div_ceil(LANES) + 1
+}
+
 impl Running {
-    /// Readies the buffers for some query rows, sixteen lines to spare.
-    #[inline(always)]
-    pub(super) fn start(&mut self, query_rows: usize, lines: usize) {
+    /// Makes room for units of up to so many query rows. Not left to the kernels: which thread meets which unit is
+    /// chance, and no step but the first of its size should allocate.
+    pub(super) fn make_room(&mut self, query_rows: usize, lines: usize) {
         add_lines(&mut self.q, query_rows * lines);
         add_lines(&mut self.out, query_rows * lines);
-        let states = query_rows.div_ceil(LANES) + 1;
+        let states = states(query_rows);
         add_lines(&mut self.max, states);
         add_lines(&mut self.sum, states);
+        add_lines(&mut self.part, LANES * lines);
+    }
+
+    /// Readies the buffers for some query rows, for which there is room.
+    #[inline(always)]
+    pub(super) fn start(&mut self, query_rows: usize, lines: usize) {
+        let states = states(query_rows);
         self.out[..query_rows * lines].fill(ZERO);
         self.max[..states].fill(Line([f32::NEG_INFINITY; LANES]));
         self.sum[..states].fill(ZERO);

@@ -17,7 +17,7 @@ use super::lanes::{LANES, Lanes};
 use super::pack::Line;
 
 /// Query rows whose scores are held at once.
-const GROUP: usize = 16;
+const GROUP: usize = LANES;
 
 const ZERO: Line = Line([0.0; LANES]);
 
@@ -27,6 +27,13 @@ pub(super) struct SharedKernel<'a> {
     pub(super) running: &'a mut Running,
 }
 
+/// Makes room for the units of this kernel, beside [`Running::make_room`].
+pub(super) fn make_room(running: &mut Running, lines: usize) {
+    add_lines(&mut running.keys, CHUNK * lines);
+    add_lines(&mut running.values, CHUNK * lines);
+    add_lines(&mut running.scores, GROUP * TILES);
+}
+
 impl Kernel for SharedKernel<'_> {
     type Output = ();
     #[inline(always)]
@@ -34,10 +41,6 @@ impl Kernel for SharedKernel<'_> {
         let (unit, heads, lines) = (self.unit, self.call.shape.group(), self.call.shape.lines());
         let query_rows = unit.rows * heads;
         self.running.start(query_rows, lines);
-        add_lines(&mut self.running.keys, CHUNK * lines);
-        add_lines(&mut self.running.values, CHUNK * lines);
-        add_lines(&mut self.running.part, GROUP * lines);
-        add_lines(&mut self.running.scores, GROUP * TILES);
         for i in 0..unit.rows {
             self.running
                 .load_queries::<S>(&self.call, i * heads, unit.row + i, unit.kv_head);

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::attention::{Call, Unit};
-use super::attention_chunk::{CHUNK, Part, Running, Scales, TILES, add_lines, weigh};
+use super::attention_chunk::{CHUNK, Part, Running, Scales, TILES, weigh};
 use super::dispatch::Kernel;
 use super::kv_element::{Element, ElementKernel, with_element};
 use super::lanes::{LANES, Lanes};
@@ -211,7 +211,6 @@ impl SingleKernel<'_> {
         }
         let lines = self.call.shape.lines();
         let mut out = std::mem::take(&mut self.running.part);
-        add_lines(&mut out, R * lines);
         let mut line = 0;
         while line < lines {
             line += if const { side_by_side::<S, R>() >= 4 } && lines - line >= 4 {

@@ -160,6 +160,19 @@ pub fn check(params: &SamplingParams) -> Result<(), SampleError> {
 }
 
 impl Sampler {
+    /// A sampler whose memory for rows of so many logits is there from the start: no draw allocates any (what a draw
+    /// reports may). With several threads nobody knows which of them meets a request that samples, and when.
+    pub fn with_vocabulary(vocab: usize) -> Self {
+        Self {
+            penalties: penalty::Penalties::with_vocabulary(vocab),
+            watermark: watermark::Watermark::with_vocabulary(vocab),
+            adjusted: Vec::with_capacity(vocab),
+            weights: Vec::with_capacity(vocab),
+            sums: Vec::with_capacity(vocab.div_ceil(SUM_BLOCK)),
+            candidates: Vec::with_capacity(vocab),
+        }
+    }
+
     /// Samples one token from a row of logits of the whole vocabulary.
     ///
     /// # Errors

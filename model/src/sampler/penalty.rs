@@ -14,6 +14,12 @@ pub(super) struct Penalties {
 }
 
 impl Penalties {
+    pub(super) fn with_vocabulary(vocab: usize) -> Self {
+        Self {
+            marks: Vec::with_capacity(vocab),
+        }
+    }
+
     /// Changes `logits` for every distinct token of `history`, whose first `prompt_len` tokens are the prompt: repetition
     /// over all of it, then presence and frequency over the rest.
     pub(super) fn apply(

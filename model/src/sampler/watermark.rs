@@ -18,6 +18,12 @@ pub(super) struct Watermark {
 }
 
 impl Watermark {
+    pub(super) fn with_vocabulary(vocab: usize) -> Self {
+        Self {
+            permutation: Vec::with_capacity(vocab),
+        }
+    }
+
     /// Adds [`DELTA`] to the logits of the green tokens behind `previous`.
     pub(super) fn apply(&mut self, logits: &mut [f32], previous: u32) {
         for &token in self.green(logits.len(), previous) {

@@ -1,6 +1,7 @@
 //! Measures Baton on this machine (scripts/bench builds and runs it).
 #![allow(clippy::print_stdout, reason = "a measuring program prints its figures")]
 
+mod adapters;
 mod coordinator;
 mod engine;
 mod gaps;
@@ -11,6 +12,7 @@ mod mixed;
 mod pin;
 mod report;
 mod roofline;
+mod steps;
 mod stops;
 mod structured;
 mod unit;
@@ -41,6 +43,8 @@ enum What {
     Stops(stops::Args),
     /// What a JSON schema costs per token.
     Structured(structured::Args),
+    /// What adapters cost a step, used and unused.
+    Adapters(adapters::Args),
 }
 
 fn main() -> Result<()> {
@@ -51,5 +55,6 @@ fn main() -> Result<()> {
         What::Memory(args) => memory::run(&args),
         What::Stops(args) => stops::run(&args),
         What::Structured(args) => structured::run(&args),
+        What::Adapters(args) => adapters::run(&args),
     }
 }

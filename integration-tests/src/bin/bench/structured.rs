@@ -2,25 +2,15 @@
 //! steps of sequences without.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use config::{EngineConfig, ModelConfig};
-use engine::engine::Engine;
-use engine::event::EngineEvent;
-use engine::limits::EngineLimits;
-use engine::plan::SequenceId;
-use engine::runner::NoObserver;
-use engine::sequence::{OnFinish, SequenceSpec};
+use anyhow::Result;
 use grammar::{Grammars, Vocabulary};
-use integration_tests::cpu_time;
-use model::ModelRunner;
 use model_files::ModelFiles;
-use protocol::sampling::{Grammar, SamplingParams, StopRules};
+use protocol::sampling::Grammar;
 use runtime::clock::Clock;
 
 use crate::report::median;
+use crate::steps::{Unit, load, millis};
 
 /// A list that never has enough entries, of records with members of all kinds.
 const SCHEMA: &str = r#"{"type":"array","minItems":5000,"items":{"type":"object","properties":{
@@ -28,8 +18,6 @@ const SCHEMA: &str = r#"{"type":"array","minItems":5000,"items":{"type":"object"
     "kind":{"enum":["small","medium","large"]},"tags":{"type":"array","items":{"type":"string","maxLength":12},"maxItems":4},
     "note":{"anyOf":[{"type":"string","maxLength":60},{"type":"null"}]}},
     "required":["name","count","ratio","kind","tags","note"],"additionalProperties":false}}"#;
-/// Steps before those that are measured.
-const WARM: usize = 4;
 
 /// Arguments of `scripts/bench structured`.
 #[derive(clap::Args)]
@@ -53,17 +41,7 @@ pub(crate) struct Args {
 
 /// Measures and prints.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let settings = EngineConfig {
-        threads: args.threads,
-        prefix_cache: false,
-        kv_pool_tokens: 64 * 1_024,
-        ..EngineConfig::default()
-    };
-    let model = ModelConfig {
-        path: args.model.to_str().context("the model's path is not UTF-8")?.to_owned(),
-        ..ModelConfig::default()
-    };
-    let loaded = model::load(&model, &settings, 1_024)?;
+    let (loaded, settings) = load(&args.model, args.threads, &[])?;
     let text = ModelFiles::open(&args.model)?.text()?;
     let prompt = text.tokenizer.encode("A list of things in the shed, as JSON:\n")?;
     let grammar = Grammar::JsonSchema(SCHEMA.to_owned());
@@ -75,21 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let compiled = Clock.now();
     fresh.prepare(&grammar)?;
     println!("the schema alone: {:.1} ms", millis(compiled.elapsed()));
-    let mut unit = Unit {
-        engine: Engine::new(EngineLimits {
-            total_blocks: loaded.pool.total_blocks(),
-            block_tokens: settings.kv_block_tokens,
-            max_num_seqs: settings.max_num_seqs,
-            max_batch_tokens: settings.max_batch_tokens,
-            prefill_chunk_tokens: settings.prefill_chunk_tokens,
-            mixed_prefill_tokens: settings.mixed_prefill_tokens,
-            mixed_prefill_time: Duration::from_millis(settings.mixed_prefill_ms),
-            max_seq_len: 1_024,
-            prefix_cache: false,
-        })?,
-        runner: loaded.runner,
-        prompt,
-    };
+    let mut unit = Unit::new(loaded, &settings, prompt)?;
     for &batch in &args.batches {
         compare(&mut unit, batch, args, &grammar, &fresh)?;
     }
@@ -101,10 +65,10 @@ fn compare(unit: &mut Unit, batch: usize, args: &Args, grammar: &Grammar, fresh:
     let (mut free, mut held, mut cpu_free, mut cpu_held) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut output = Vec::new();
     for _ in 0..args.rounds {
-        let (times, cpu, _) = unit.decode(batch, steps, None)?;
+        let (times, cpu, _) = unit.decode(batch, steps, None, &[None])?;
         free.extend(times);
         cpu_free.push(cpu);
-        let (times, cpu, tokens) = unit.decode(batch, steps, Some(grammar))?;
+        let (times, cpu, tokens) = unit.decode(batch, steps, Some(grammar), &[None])?;
         held.extend(times);
         cpu_held.push(cpu);
         output = tokens;
@@ -133,91 +97,4 @@ fn compare(unit: &mut Unit, batch: usize, args: &Args, grammar: &Grammar, fresh:
         masks.len()
     );
     Ok(())
-}
-
-fn millis(time: Duration) -> f64 {
-    1e3 * time.as_secs_f64()
-}
-
-struct Unit {
-    engine: Engine,
-    runner: ModelRunner,
-    prompt: Vec<u32>,
-}
-
-impl Unit {
-    /// Milliseconds of each step, milliseconds of CPU time of all threads, and what the last sequence says.
-    fn decode(&mut self, batch: usize, steps: usize, grammar: Option<&Grammar>) -> Result<(Vec<f64>, f64, Vec<u32>)> {
-        let mut ids = Vec::new();
-        for seed in 0..batch {
-            ids.push(self.add(seed as u64 + 1, WARM + steps + 2, grammar)?);
-        }
-        let (mut times, mut output, mut before) = (Vec::new(), Vec::new(), Duration::ZERO);
-        let mut whole = 0;
-        while times.len() < steps {
-            let start = Clock.now();
-            let tokens = self.step()?;
-            output.extend(
-                tokens
-                    .iter()
-                    .filter(|(id, _)| Some(id) == ids.last())
-                    .map(|(_, token)| *token),
-            );
-            if tokens.len() == batch {
-                whole += 1;
-                if whole > WARM {
-                    times.push(millis(start.elapsed()));
-                } else {
-                    before = cpu_time::of_this_process();
-                }
-            }
-        }
-        let cpu = millis(cpu_time::of_this_process() - before);
-        for id in ids {
-            self.engine.cancel(id);
-        }
-        Ok((times, cpu, output))
-    }
-
-    fn add(&mut self, seed: u64, tokens: usize, grammar: Option<&Grammar>) -> Result<SequenceId> {
-        let sampling = SamplingParams {
-            greedy: false,
-            temperature: 0.8,
-            top_p: 0.95,
-            seed,
-            grammar: grammar.cloned(),
-            ..SamplingParams::greedy()
-        };
-        let spec = SequenceSpec {
-            token_ids: self.prompt.clone(),
-            prompt_len: self.prompt.len(),
-            sampling: Arc::new(sampling),
-            stop: StopRules {
-                max_tokens: tokens as u32,
-                eos_token_ids: Vec::new(),
-                ignore_eos: true,
-                stop_token_ids: Vec::new(),
-            },
-            prompt_logprobs: None,
-            on_finish: OnFinish::Release,
-            first_only: None,
-            adapter: None,
-            cache_key: 0,
-        };
-        Ok(self.engine.add(spec)?)
-    }
-
-    fn step(&mut self) -> Result<Vec<(SequenceId, u32)>> {
-        let mut events = Vec::new();
-        let stepped = self.engine.step(&mut self.runner, &mut NoObserver, &mut events)?;
-        ensure!(stepped.is_some(), "no sequence advances");
-        let mut tokens = Vec::new();
-        for event in events {
-            match event {
-                EngineEvent::Token { id, token, .. } => tokens.push((id, token.token)),
-                other => anyhow::bail!("a measured sequence met {other:?}"),
-            }
-        }
-        Ok(tokens)
-    }
 }
