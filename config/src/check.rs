@@ -5,7 +5,7 @@ use toml::Value;
 use crate::Config;
 use crate::error::{ConfigError, Origin, Setting};
 use crate::load::Layers;
-use crate::types::cores;
+use crate::types::{DiscoveryMethod, cores};
 
 /// A field's address.
 type Key = (&'static str, &'static str);
@@ -57,7 +57,8 @@ fn first_conflict(config: &Config, layers: &Layers) -> Option<Conflict> {
         .chain(model_rules(config))
         .chain(transfer_rules(config))
         .chain(admin_rules(config))
-        .chain(link_rules(config));
+        .chain(link_rules(config))
+        .chain(discovery_rules(config));
     rules
         .map(|(holds, first, second, expected)| {
             (
@@ -244,6 +245,63 @@ fn link_rules(config: &Config) -> [Rule; 7] {
             ("node", "load_report_interval_ms"),
             ("cluster", "idle_timeout_ms"),
             "a load must be reported before the link counts as lost: load_report_interval_ms is at most idle_timeout_ms",
+        ),
+    ]
+}
+
+fn discovery_rules(config: &Config) -> [Rule; 7] {
+    let (discovery, front) = (&config.discovery, &config.coordinator);
+    let etcd = discovery.method == DiscoveryMethod::Etcd;
+    let tls = discovery.etcd_endpoints.iter().any(|url| url.starts_with("https://"));
+    let both = |one: &str, other: &str| one.is_empty() == other.is_empty();
+    let any_address = front
+        .listen
+        .parse::<std::net::SocketAddr>()
+        .is_ok_and(|address| address.ip().is_unspecified());
+    let key = |field| ("discovery", field);
+    [
+        (
+            discovery.method != DiscoveryMethod::Dns || !discovery.dns_names.is_empty(),
+            key("method"),
+            key("dns_names"),
+            "dns needs at least one name: set dns_names to host:port",
+        ),
+        (
+            !etcd || !discovery.etcd_endpoints.is_empty(),
+            key("method"),
+            key("etcd_endpoints"),
+            "etcd needs at least one address: set etcd_endpoints to http://host:port or https://host:port",
+        ),
+        (
+            !etcd || !any_address || !front.advertise.is_empty(),
+            ("coordinator", "listen"),
+            ("coordinator", "advertise"),
+            "a coordinator bound to every address must be told which one it registers in etcd: set advertise to host:port",
+        ),
+        (
+            !tls || !discovery.etcd_ca_cert_path.is_empty(),
+            key("etcd_endpoints"),
+            key("etcd_ca_cert_path"),
+            "an https endpoint needs the certificate that vouches for it: set etcd_ca_cert_path",
+        ),
+        (
+            both(&discovery.etcd_cert_path, &discovery.etcd_key_path),
+            key("etcd_cert_path"),
+            key("etcd_key_path"),
+            "a certificate and its key are given together",
+        ),
+        (
+            both(&discovery.etcd_user, &discovery.etcd_password_path),
+            key("etcd_user"),
+            key("etcd_password_path"),
+            "a user and the password are given together",
+        ),
+        (
+            discovery.etcd_lease_ms % 1_000 == 0 && discovery.etcd_timeout_ms * 2 <= discovery.etcd_lease_ms,
+            key("etcd_lease_ms"),
+            key("etcd_timeout_ms"),
+            "a lease is whole seconds and outlives two waits for an answer: etcd_lease_ms is a multiple of 1000 and at \
+             least twice etcd_timeout_ms",
         ),
     ]
 }

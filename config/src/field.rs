@@ -69,6 +69,8 @@ pub enum Text {
     DialAddress,
     /// Like [`Text::DialAddress`], or empty.
     OptionalDialAddress,
+    /// `http://host:port` or `https://host:port`, without path, user or query.
+    HttpUrl,
     /// A node's name: up to 64 of `a-z A-Z 0-9 . _ -`, or empty.
     NodeName,
     /// `name=path`: an adapter's name, of 1 to 256 letters, digits or any of `. - _ /` and not `None`, and where it is. No

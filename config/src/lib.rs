@@ -28,13 +28,14 @@ pub use field::{Field, Kind, Section, Text};
 pub use load::{Sources, load, load_from};
 pub use reference::reference;
 pub use sections::{
-    AdminConfig, ClusterConfig, CoordinatorConfig, EngineConfig, LimitsConfig, MediaConfig, ModelConfig, NodeConfig,
-    TelemetryConfig, TransferConfig,
+    AdminConfig, ClusterConfig, CoordinatorConfig, DiscoveryConfig, EngineConfig, LimitsConfig, MediaConfig,
+    ModelConfig, NodeConfig, TelemetryConfig, TransferConfig,
 };
 pub use types::{
-    BestOf, Compute, KvDtypeConfig, LocalPrefillConfig, LogFormat, LogprobsConfig, NodeRoleConfig, RoutingConfig,
-    Secret, cores,
+    BestOf, Compute, DiscoveryMethod, KvDtypeConfig, LocalPrefillConfig, LogFormat, LogprobsConfig, NodeRoleConfig,
+    RoutingConfig, Secret, cores,
 };
+pub use value::is_dial_address;
 
 /// The whole configuration of a process. All three kinds of process read the same file and use what concerns them.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -56,6 +57,8 @@ pub struct Config {
     pub media: MediaConfig,
     /// A prefill or decode node.
     pub node: NodeConfig,
+    /// How nodes find the coordinators.
+    pub discovery: DiscoveryConfig,
     /// Moving KV blocks.
     pub transfer: TransferConfig,
     /// Logs.
@@ -72,6 +75,7 @@ pub const SECTIONS: &[Section] = &[
     AdminConfig::SECTION,
     MediaConfig::SECTION,
     NodeConfig::SECTION,
+    DiscoveryConfig::SECTION,
     TransferConfig::SECTION,
     TelemetryConfig::SECTION,
 ];

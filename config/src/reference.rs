@@ -79,6 +79,7 @@ fn rule_name(rule: Text) -> &'static str {
         Text::OptionalBindAddress => "IP:port or empty",
         Text::DialAddress => "host:port",
         Text::OptionalDialAddress => "host:port or empty",
+        Text::HttpUrl => "http://host:port or https://host:port",
         Text::NodeName => "name or empty",
         Text::Adapter => "name=path",
         Text::Cores => "cores such as 0,2-3, or empty",

@@ -2,8 +2,8 @@
 
 use crate::field::{Kind, Text, int, millis, section};
 use crate::types::{
-    BestOf, Compute, KvDtypeConfig, LocalPrefillConfig, LogFormat, LogprobsConfig, NodeRoleConfig, RoutingConfig,
-    Secret,
+    BestOf, Compute, DiscoveryMethod, KvDtypeConfig, LocalPrefillConfig, LogFormat, LogprobsConfig, NodeRoleConfig,
+    RoutingConfig, Secret,
 };
 
 section! {
@@ -129,6 +129,8 @@ section! {
         http_port: u16 = 8_080, int(0, 65_535);
         /// UDP address on which nodes are met.
         listen: String = "127.0.0.1:7600".to_owned(), Kind::Text(Text::BindAddress);
+        /// host:port under which nodes reach this coordinator, which it registers in etcd; empty takes the bound address.
+        advertise: String = String::new(), Kind::Text(Text::OptionalDialAddress);
         /// HTTP worker threads.
         http_workers: usize = 2, int(1, 256);
         /// How nodes are chosen. "prefix_affinity": the least predicted time for the request and those it delays, by measured
@@ -248,7 +250,7 @@ section! {
         listen: String = "127.0.0.1:0".to_owned(), Kind::Text(Text::BindAddress);
         /// host:port under which others reach this node; empty takes the bound address.
         advertise: String = String::new(), Kind::Text(Text::OptionalDialAddress);
-        /// host:port of every coordinator.
+        /// host:port of every coordinator, if discovery.method is "static".
         coordinators: Vec<String> = vec!["127.0.0.1:7600".to_owned()], Kind::List { item: Text::DialAddress, min_items: 1 };
         /// A load report is sent this often, in milliseconds.
         load_report_interval_ms: u64 = 50, millis();
@@ -262,6 +264,36 @@ section! {
         max_jobs: usize = 256, int(1, 65_536);
         /// TCP address for GET /metrics; empty turns it off.
         metrics_listen: String = String::new(), Kind::Text(Text::OptionalBindAddress);
+    }
+}
+
+section! {
+    /// How nodes find the coordinators.
+    DiscoveryConfig = "discovery" {
+        /// "static": node.coordinators lists them; "dns": every address of dns_names is one; "etcd": they register there.
+        method: DiscoveryMethod = DiscoveryMethod::Static, Kind::Choice(&["static", "dns", "etcd"]);
+        /// host:port of names that resolve to the coordinators' addresses, all of which are dialled.
+        dns_names: Vec<String> = Vec::new(), Kind::List { item: Text::DialAddress, min_items: 0 };
+        /// Names are resolved, and etcd is asked, at least this often, in milliseconds; etcd tells changes at once.
+        refresh_ms: u64 = 5_000, int(100, 3_600_000);
+        /// URLs of the members of the etcd cluster (3.4 or newer); another one is asked when one does not answer.
+        etcd_endpoints: Vec<String> = Vec::new(), Kind::List { item: Text::HttpUrl, min_items: 0 };
+        /// Beginning of all keys in etcd; coordinators are below its coordinators/.
+        etcd_prefix: String = "/baton".to_owned(), Kind::Text(Text::NonEmpty);
+        /// A coordinator that falls silent vanishes from etcd after this time, in milliseconds; whole seconds.
+        etcd_lease_ms: u64 = 10_000, int(2_000, 3_600_000);
+        /// Longest wait for an answer of etcd, in milliseconds.
+        etcd_timeout_ms: u64 = 2_000, int(10, 60_000);
+        /// Path of the certificate (PEM) that vouches for etcd's; needed if an endpoint is https.
+        etcd_ca_cert_path: String = String::new(), Kind::Text(Text::Any);
+        /// Path of the certificate (PEM) that is shown to etcd; empty: none.
+        etcd_cert_path: String = String::new(), Kind::Text(Text::Any);
+        /// Path of the private key (PEM) of etcd_cert_path.
+        etcd_key_path: String = String::new(), Kind::Text(Text::Any);
+        /// Name of etcd's user; empty: none.
+        etcd_user: String = String::new(), Kind::Text(Text::Any);
+        /// Path of a file that holds the password of etcd_user, with or without a line end.
+        etcd_password_path: String = String::new(), Kind::Text(Text::Any);
     }
 }
 

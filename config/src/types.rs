@@ -18,6 +18,19 @@ pub enum Compute {
     Float32,
 }
 
+/// How nodes find the coordinators.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiscoveryMethod {
+    /// A list in the configuration.
+    #[default]
+    Static,
+    /// Names that resolve to them.
+    Dns,
+    /// Keys in etcd that they keep alive.
+    Etcd,
+}
+
 /// Element type of the KV cache. All nodes of a cluster must agree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

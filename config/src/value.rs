@@ -86,6 +86,9 @@ fn text_rule(rule: Text) -> &'static str {
         Text::OptionalBindAddress => "IP:port, for example 127.0.0.1:9100, or empty",
         Text::DialAddress => "host:port with a port from 1 to 65535, for example node-3.example:7600",
         Text::OptionalDialAddress => "host:port with a port from 1 to 65535, for example node-3.example:7600, or empty",
+        Text::HttpUrl => {
+            "http://host:port or https://host:port without a path, for example https://etcd-0.example:2379"
+        }
         Text::NodeName => "a name of up to 64 letters, digits, '.', '_' or '-', or empty",
         Text::Adapter => {
             "name=path, the name of 1 to 256 letters, digits or any of . - _ /, not \"None\", and in the list once"
@@ -148,6 +151,9 @@ fn text_fits(rule: Text, text: &str) -> bool {
         Text::OptionalBindAddress => text.is_empty() || text.parse::<SocketAddr>().is_ok(),
         Text::DialAddress => is_dial_address(text),
         Text::OptionalDialAddress => text.is_empty() || is_dial_address(text),
+        Text::HttpUrl => ["http://", "https://"]
+            .iter()
+            .any(|scheme| text.strip_prefix(scheme).is_some_and(is_dial_address)),
         Text::NodeName => text.len() <= 64 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)),
         Text::Adapter => crate::adapter(text).is_some(),
         Text::Cores => crate::types::cores(text).is_some(),
@@ -155,7 +161,8 @@ fn text_fits(rule: Text, text: &str) -> bool {
     }
 }
 
-fn is_dial_address(text: &str) -> bool {
+/// Whether a text is `host:port`, the port not 0, the host a name or an address that can be dialled.
+pub fn is_dial_address(text: &str) -> bool {
     if let Ok(address) = text.parse::<SocketAddr>() {
         return address.port() != 0 && !address.ip().is_unspecified();
     }

@@ -358,3 +358,49 @@ fn adapters_have_names_of_their_own() {
     let line = refusal("", &[], &["model.adapters=a=/x", "model.model_aliases=b,a"]);
     assert!(line.contains("model_aliases"), "{line}");
 }
+
+#[test]
+fn discovery_says_what_it_needs() {
+    let method = |method: &str| format!("[discovery]\nmethod = \"{method}\"\n");
+    let cases = [
+        (method("dns"), "set dns_names to host:port"),
+        (method("etcd"), "set etcd_endpoints to http://host:port"),
+        (
+            method("etcd") + "etcd_endpoints = [\"http://e:2379/x\"]\n",
+            "without a path",
+        ),
+        (method("etcd") + "etcd_endpoints = [\"e:2379\"]\n", "http://host:port"),
+        (
+            method("etcd") + "etcd_endpoints = [\"https://e:2379\"]\n",
+            "set etcd_ca_cert_path",
+        ),
+        (
+            method("etcd") + "etcd_endpoints = [\"http://e:2379\"]\netcd_user = \"u\"\n",
+            "given together",
+        ),
+        (method("static") + "etcd_lease_ms = 2500\n", "multiple of 1000"),
+        (
+            method("static") + "etcd_lease_ms = 3000\n",
+            "at least twice etcd_timeout_ms",
+        ),
+        (method("consul"), "one of static, dns, etcd"),
+        (
+            method("etcd") + "etcd_endpoints = [\"http://e:2379\"]\n[coordinator]\nlisten = \"0.0.0.0:7600\"\n",
+            "set advertise to host:port",
+        ),
+    ];
+    for (file, words) in cases {
+        let said = refusal(&file, &[], &[]);
+        assert!(said.contains(words), "{file}: {said}");
+    }
+    let env = [
+        ("BATON_DISCOVERY__METHOD", "etcd"),
+        ("BATON_DISCOVERY__ETCD_ENDPOINTS", "http://e-0:2379,http://[::1]:2379"),
+    ];
+    let config = try_load("", &env, &[]).unwrap();
+    assert_eq!(
+        config.discovery.etcd_endpoints,
+        ["http://e-0:2379", "http://[::1]:2379"]
+    );
+    assert_eq!(config.discovery.refresh_ms, 5_000);
+}

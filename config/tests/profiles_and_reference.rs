@@ -125,6 +125,15 @@ fn every_field_can_be_set_to_another_value_than_its_default() {
             if key == "admin.listen" {
                 set.push("admin.tokens=operators-only-0123456789".to_owned());
             }
+            let together: &[&str] = match (section.name, field.name) {
+                ("discovery", "method") => &["method=dns", "dns_names=other:1"],
+                ("discovery", "etcd_cert_path" | "etcd_key_path") => &["etcd_cert_path=other", "etcd_key_path=other"],
+                ("discovery", "etcd_user" | "etcd_password_path") => &["etcd_user=other", "etcd_password_path=other"],
+                _ => &[],
+            };
+            if !together.is_empty() {
+                set = together.iter().map(|setting| format!("discovery.{setting}")).collect();
+            }
             let given = set.len();
             let config = load_from(&Sources { file: None, set }, []).unwrap_or_else(|error| panic!("{error}"));
             let table = table(&config);
@@ -156,6 +165,7 @@ fn other_value(kind: Kind, default: &toml::Value) -> String {
             Text::Adapter => "other=path",
             Text::BindAddress | Text::OptionalBindAddress => "[::1]:7999",
             Text::DialAddress | Text::OptionalDialAddress => "other.example:7999",
+            Text::HttpUrl => "http://other.example:2379",
             Text::Secret => "0123456789abcdef",
         }
         .to_owned(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use actix_web::web::Data;
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
-use config::{Config, ConfigArgs};
+use config::{Config, ConfigArgs, DiscoveryMethod};
 use coordinator::admin;
 use coordinator::certs::CertsCommand;
 use coordinator::control;
@@ -16,13 +16,16 @@ use coordinator::driver::{Driver, DriverSettings, settings};
 use coordinator::handle::CoordinatorHandle;
 use coordinator::http::server::{self, HttpFront};
 use coordinator::http::state::HttpState;
+use discovery::Registration;
 use model_files::{ModelFiles, TextModel};
 use protocol::ids::Role;
 use runtime::clock::Clock;
 use runtime::identity::Identity;
 use runtime::quic::QuicEndpoint;
+use runtime::renewal;
 use runtime::shutdown::Shutdown;
 use runtime::telemetry::{self, MetricsHandle};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// Threads of the driver, of links and jobs. HTTP has threads of its own.
@@ -108,6 +111,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let front = open_http(&config, text, handle, metrics)?;
     tracing::info!(http = %front.address, control = %endpoint.local_addr()?, "ready");
 
+    let registered = register(&config, &endpoint, shutdown.clone())?;
     let hello_timeout = Duration::from_millis(config.cluster.connect_timeout_ms);
     let end_of_control = CancellationToken::new();
     let control = control::serve(Arc::clone(&endpoint), to_driver, hello_timeout, end_of_control.clone());
@@ -133,6 +137,9 @@ async fn run(config: Config) -> anyhow::Result<()> {
     if tokio::time::timeout(LAST_ANSWERS, stopped).await.is_err() {
         tracing::debug!("connections without requests were still open");
     }
+    if let Some(registered) = registered {
+        registered.await.context("discovery failed")?;
+    }
     end_of_control.cancel();
     control.await.context("the control plane failed")?;
     endpoint.close("the coordinator stops").await;
@@ -148,8 +155,24 @@ async fn open_endpoint(config: &Config) -> anyhow::Result<Arc<QuicEndpoint>> {
         bail!("cluster.cert_path names {peer}, must name a coordinator");
     }
     let listen = &config.coordinator.listen;
+    let validity = identity.validity();
     let endpoint = QuicEndpoint::bind(Arc::new(identity), listen, &config.cluster, &config.transfer).await;
-    Ok(Arc::new(endpoint.context("coordinator.listen")?))
+    let endpoint = Arc::new(endpoint.context("coordinator.listen")?);
+    renewal::watch(&endpoint, &config.cluster, validity);
+    Ok(endpoint)
+}
+
+/// Makes the coordinator found in etcd, if nodes look there.
+fn register(config: &Config, endpoint: &QuicEndpoint, shutdown: Shutdown) -> anyhow::Result<Option<JoinHandle<()>>> {
+    if config.discovery.method != DiscoveryMethod::Etcd {
+        return Ok(None);
+    }
+    let address = match config.coordinator.advertise.as_str() {
+        "" => endpoint.local_addr()?.to_string(),
+        advertised => advertised.to_owned(),
+    };
+    let registration = Registration::coordinator(&config.discovery, &endpoint.identity().node.0, &address);
+    Ok(Some(discovery::register(&config.discovery, registration, shutdown)?))
 }
 
 fn load_text(config: &Config) -> anyhow::Result<TextModel> {

@@ -8,6 +8,7 @@
 //! * [`client`]: requests and server-sent events.
 //! * [`wire`]: a client that sends whatever bytes a test wants.
 //! * [`ports`]: ports for servers that will be started in a moment.
+//! * [`etcd`]: a real etcd server.
 //! * [`python`]: scripts with the clients that others have written.
 //! * [`scene`]: a pair of nodes that is watched while a test mistreats it.
 //! * [`ask`], [`load`]: requests whose answers are known, sent while something happens to the cluster.
@@ -23,6 +24,7 @@ pub mod changed;
 pub mod client;
 pub mod cluster;
 pub mod cpu_time;
+pub mod etcd;
 pub mod exact;
 pub mod files;
 pub mod load;

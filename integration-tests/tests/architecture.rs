@@ -17,13 +17,22 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("grammar", &["protocol", "model-files"]),
     ("model", &["engine", "protocol", "config", "model-files", "grammar"]),
     ("kv-transfer", &["protocol", "config", "runtime"]),
+    ("discovery", &["config", "runtime"]),
     (
         "coordinator",
-        &["protocol", "config", "runtime", "model-files", "grammar"],
+        &["protocol", "config", "runtime", "model-files", "grammar", "discovery"],
     ),
     (
         "node-shell",
-        &["protocol", "config", "runtime", "engine", "model", "grammar"],
+        &[
+            "protocol",
+            "config",
+            "runtime",
+            "engine",
+            "model",
+            "grammar",
+            "discovery",
+        ],
     ),
     (
         "prefill-node",

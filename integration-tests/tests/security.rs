@@ -104,19 +104,19 @@ async fn strangers_are_turned_away() -> Result<()> {
             member("coordinator"),
             control,
             CONTROL,
-            "expected prefill or decode on baton-ctl/1, found coordinator",
+            "expected prefill or decode or both on baton-ctl/1, found coordinator",
         ),
         (
             member("decode-1"),
             decode,
             KV,
-            "expected prefill on baton-kv/1, found decode decode-1",
+            "expected prefill or both on baton-kv/1, found decode decode-1",
         ),
         (
             member("coordinator"),
             decode,
             KV,
-            "expected prefill on baton-kv/1, found coordinator",
+            "expected prefill or both on baton-kv/1, found coordinator",
         ),
         // Planes that a process does not offer.
         (

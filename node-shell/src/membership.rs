@@ -1,9 +1,12 @@
 //! Membership of one coordinator: dial, introduce the node, report its load and its prefix cache, take jobs; again after every loss.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use discovery::Found;
+use discovery::core::directory::{Action, Directory};
 use protocol::codec::MAX_CONTROL_BYTES;
 use protocol::control::{CoordinatorMessage, Hello, JobErrorKind, LoadReport, NodeMessage};
 use protocol::ids::Role;
@@ -11,7 +14,8 @@ use runtime::framing::{FramingError, MessageReader, MessageWriter};
 use runtime::quic::{Alpn, Expect, Link, LinkError, QuicEndpoint};
 use runtime::shutdown::Shutdown;
 use thiserror::Error;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::task::TaskTracker;
 
@@ -61,8 +65,47 @@ pub(crate) struct Member<R> {
 }
 
 impl<R: NodeRole> Member<R> {
-    /// Serves one coordinator until the node has drained.
-    pub(crate) async fn serve(self: Arc<Self>, coordinator: String) {
+    /// Serves all coordinators that are found, until the node has drained.
+    pub(crate) async fn follow(self: Arc<Self>, mut found: Found) {
+        let mut directory = Directory::default();
+        let mut tasks: JoinSet<String> = JoinSet::new();
+        let mut wanted: HashMap<String, watch::Sender<bool>> = HashMap::new();
+        loop {
+            let actions = tokio::select! {
+                changed = found.changed() => match changed {
+                    Ok(()) => directory.found(&found.borrow_and_update()),
+                    // Nobody looks any more: those that are known are served on.
+                    Err(_) => std::future::pending().await,
+                },
+                Some(ended) = tasks.join_next(), if !tasks.is_empty() => match ended {
+                    Ok(coordinator) => directory.ended(&coordinator).into_iter().collect(),
+                    Err(error) => {
+                        tracing::error!(%error, "the task of a coordinator has failed");
+                        Vec::new()
+                    }
+                },
+            };
+            if self.shutdown.is_requested() {
+                // Links that exist serve on until the node has drained; no new ones are made.
+                continue;
+            }
+            for action in actions {
+                match action {
+                    Action::Dial(coordinator) => {
+                        let (sender, receiver) = watch::channel(true);
+                        wanted.insert(coordinator.clone(), sender);
+                        tasks.spawn(Arc::clone(&self).serve(coordinator, receiver));
+                    }
+                    Action::Keep(coordinator) => tell(&wanted, &coordinator, true),
+                    Action::LetGo(coordinator) => tell(&wanted, &coordinator, false),
+                }
+            }
+        }
+    }
+
+    /// Serves one coordinator until the node has drained, or until it is not wanted any more and its link is gone. Returns
+    /// its address.
+    async fn serve(self: Arc<Self>, coordinator: String, mut wanted: watch::Receiver<bool>) -> String {
         let shortest = Duration::from_millis(self.settings.reconnect_min_ms);
         let longest = Duration::from_millis(self.settings.reconnect_max_ms).max(shortest);
         let mut wait = shortest;
@@ -73,7 +116,7 @@ impl<R: NodeRole> Member<R> {
                 wait = shortest;
             }
             match &end {
-                SessionEnd::Drained => return,
+                SessionEnd::Drained => return coordinator,
                 SessionEnd::Refused(reason) => {
                     tracing::error!(%coordinator, %reason, "the coordinator refuses this node");
                     wait = longest;
@@ -84,7 +127,12 @@ impl<R: NodeRole> Member<R> {
             }
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
-                () = self.shutdown.wait() => return,
+                () = self.shutdown.wait() => return coordinator,
+                // An error: nobody decides any more, and it stays wanted.
+                Ok(_) = wanted.wait_for(|wanted| !wanted) => {
+                    tracing::info!(%coordinator, "this coordinator is not there any more");
+                    return coordinator;
+                }
             }
             wait = (wait * 2).min(longest);
         }
@@ -222,6 +270,12 @@ impl<R: NodeRole> Member<R> {
         };
         // The handle is not needed: the tracker waits for the task.
         drop(self.jobs.spawn(work));
+    }
+}
+
+fn tell(wanted: &HashMap<String, watch::Sender<bool>>, coordinator: &str, still: bool) {
+    if let Some(sender) = wanted.get(coordinator) {
+        sender.send_replace(still);
     }
 }
 

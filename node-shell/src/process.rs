@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use config::{Config, ConfigError, NodeRoleConfig};
+use discovery::{DiscoveryError, SystemResolver};
 use engine::engine::Engine;
 use engine::limits::{EngineLimits, LimitsError};
 use engine::runner::Runner;
@@ -19,6 +20,7 @@ use protocol::kv::{Fingerprint, KvLayout, ModelIdentity};
 use runtime::clock::Clock;
 use runtime::identity::{Identity, IdentityError};
 use runtime::quic::{Link, LinkError, QuicEndpoint};
+use runtime::renewal;
 use runtime::shutdown::Shutdown;
 use runtime::telemetry::TelemetryError;
 use thiserror::Error;
@@ -53,6 +55,9 @@ pub enum NodeError {
     /// No endpoint.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// Coordinators cannot be looked for.
+    #[error(transparent)]
+    Discovery(#[from] DiscoveryError),
     /// No model.
     #[error(transparent)]
     Model(#[from] model::LoadError),
@@ -209,8 +214,12 @@ impl<R: NodeRole> Node<R> {
     ) -> Result<Self, NodeError> {
         let identity = Arc::new(Identity::load(&config.cluster)?);
         let node = own_name(&config, role, &identity)?;
+        let validity = identity.validity();
         let endpoint =
             Arc::new(QuicEndpoint::bind(identity, &config.node.listen, &config.cluster, &config.transfer).await?);
+        renewal::watch(&endpoint, &config.cluster, validity);
+        let ipv4 = endpoint.local_addr()?.is_ipv4();
+        let found = discovery::find(&config.discovery, &config.node.coordinators, ipv4, SystemResolver)?;
         let max_seq_len = longest_sequence(
             config.limits.max_seq_len,
             model.max_position_embeddings,
@@ -263,9 +272,7 @@ impl<R: NodeRole> Node<R> {
             sessions: AtomicU64::new(0),
         });
         tokio::spawn(accept_kv(Arc::clone(&endpoint), Arc::clone(&member.role)));
-        for coordinator in &config.node.coordinators {
-            tokio::spawn(Arc::clone(&member).serve(coordinator.clone()));
-        }
+        tokio::spawn(Arc::clone(&member).follow(found));
         let drain_timeout = Duration::from_millis(config.node.drain_timeout_ms);
         Ok(Self {
             member,

@@ -5,9 +5,9 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use protocol::ids::{NodeId, Role};
 use rcgen::string::Ia5String;
@@ -25,8 +25,8 @@ pub const SERVER_NAME: &str = "baton.internal";
 pub const CA_CERT_FILE: &str = "ca.pem";
 /// File name of the CA key (mode 0600).
 pub const CA_KEY_FILE: &str = "ca.key";
-/// How long a certificate is valid.
-const VALIDITY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// How long a certificate is valid if nothing else is said.
+pub const VALIDITY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Certificates are valid from this long before their creation, so that clocks may differ a little.
 const CLOCK_SKEW: Duration = Duration::from_secs(24 * 3600);
 
@@ -34,6 +34,8 @@ const CLOCK_SKEW: Duration = Duration::from_secs(24 * 3600);
 pub struct CertificateAuthority {
     issuer: Issuer<'static, KeyPair>,
     ca_pem: String,
+    /// How long what it issues is valid.
+    validity: Duration,
 }
 
 /// A certificate and its key, PEM.
@@ -64,7 +66,7 @@ impl CertificateAuthority {
     pub fn generate() -> Result<Self, IdentityError> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
-        validity(&mut params, Clock.wall_time());
+        set_validity(&mut params, VALIDITY);
         params.distinguished_name.push(DnType::CommonName, "Baton cluster CA");
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
@@ -72,6 +74,7 @@ impl CertificateAuthority {
         Ok(Self {
             issuer: Issuer::new(params, key),
             ca_pem,
+            validity: VALIDITY,
         })
     }
 
@@ -91,7 +94,18 @@ impl CertificateAuthority {
         let ca_pem = fs::read_to_string(&cert).map_err(|e| IdentityError::file("read", &cert, e))?;
         let key_pem = fs::read_to_string(&key).map_err(|e| IdentityError::file("read", &key, e))?;
         let issuer = Issuer::from_ca_cert_pem(&ca_pem, KeyPair::from_pem(&key_pem)?)?;
-        Ok(Self { issuer, ca_pem })
+        Ok(Self {
+            issuer,
+            ca_pem,
+            validity: VALIDITY,
+        })
+    }
+
+    /// What it issues from now on is valid for so long.
+    #[must_use]
+    pub fn valid_for(mut self, validity: Duration) -> Self {
+        self.validity = validity;
+        self
     }
 
     /// The CA certificate, PEM.
@@ -101,13 +115,15 @@ impl CertificateAuthority {
 
     /// Issues a certificate for a node. The name must be 1 to 64 characters of `A-Z a-z 0-9 . _ -`.
     pub fn issue(&self, role: Role, node: &NodeId) -> Result<IssuedCertificate, IdentityError> {
-        let peer = Peer::new(role, node.clone())?;
-        let key = KeyPair::generate()?;
+        self.certify(Peer::new(role, node.clone())?, KeyPair::generate()?)
+    }
+
+    fn certify(&self, peer: Peer, key: KeyPair) -> Result<IssuedCertificate, IdentityError> {
         let mut params = CertificateParams::default();
-        validity(&mut params, Clock.wall_time());
+        set_validity(&mut params, self.validity);
         params
             .distinguished_name
-            .push(DnType::CommonName, format!("Baton {role} {node}"));
+            .push(DnType::CommonName, format!("Baton {peer}"));
         params.subject_alt_names = vec![
             SanType::DnsName(Ia5String::try_from(SERVER_NAME)?),
             SanType::URI(Ia5String::try_from(peer.uri())?),
@@ -132,14 +148,64 @@ impl CertificateAuthority {
         if !ca_cert.exists() {
             write_new(&ca_cert, &self.ca_pem, 0o644)?;
         }
-        let paths = IssuedPaths {
-            ca_cert,
-            cert: dir.join(format!("{node}.pem")),
-            key: dir.join(format!("{node}.key")),
-        };
+        let paths = IssuedPaths::of(dir, node);
         write_new(&paths.key, &issued.key_pem, 0o600)?;
         write_new(&paths.cert, &issued.cert_pem, 0o644)?;
         Ok(paths)
+    }
+
+    /// Renews the certificate `<node>.pem` in `dir`: the same name and role, with the same key, or with a new one if
+    /// `new_key`. Each file is replaced at once and whole, and keeps its owner and mode; a new key comes before its
+    /// certificate. A process that uses them notices and goes on.
+    ///
+    /// # Errors
+    /// The certificate is not of this authority (it may have ended), or not for `node`, or not for `role`, if one is given;
+    /// its key does not belong to it; a file cannot be read or written. Then nothing has been replaced.
+    pub fn renew(
+        &self,
+        dir: &Path,
+        node: &NodeId,
+        role: Option<Role>,
+        new_key: bool,
+    ) -> Result<IssuedPaths, IdentityError> {
+        let paths = IssuedPaths::of(dir, node);
+        let read = |path: &Path| fs::read_to_string(path).map_err(|e| IdentityError::file("read", path, e));
+        let (cert_pem, key_pem) = (read(&paths.cert)?, read(&paths.key)?);
+        let wrong = |reason: String| IdentityError::Content {
+            what: paths.cert.display().to_string(),
+            reason,
+        };
+        let peer = Identity::once_valid(&self.ca_pem, &cert_pem, &key_pem)?.peer().clone();
+        if peer.node != *node {
+            return Err(wrong(format!("it is for {peer}, not for {node}")));
+        }
+        if let Some(role) = role.filter(|role| *role != peer.role) {
+            return Err(wrong(format!(
+                "it is for {peer}; a {role} certificate is issued, not renewed"
+            )));
+        }
+        let key = if new_key {
+            KeyPair::generate()?
+        } else {
+            KeyPair::from_pem(&key_pem)?
+        };
+        let issued = self.certify(peer, key)?;
+        issued.identity()?;
+        if new_key {
+            replace(&paths.key, &issued.key_pem)?;
+        }
+        replace(&paths.cert, &issued.cert_pem)?;
+        Ok(paths)
+    }
+}
+
+impl IssuedPaths {
+    fn of(dir: &Path, node: &NodeId) -> Self {
+        Self {
+            ca_cert: dir.join(CA_CERT_FILE),
+            cert: dir.join(format!("{node}.pem")),
+            key: dir.join(format!("{node}.key")),
+        }
     }
 }
 
@@ -150,9 +216,33 @@ impl IssuedCertificate {
     }
 }
 
-fn validity(params: &mut CertificateParams, now: SystemTime) {
+fn set_validity(params: &mut CertificateParams, validity: Duration) {
+    let now = Clock.wall_time();
     params.not_before = (now - CLOCK_SKEW).into();
-    params.not_after = (now + VALIDITY).into();
+    params.not_after = (now + validity).into();
+}
+
+/// Replaces a file at once and whole, by a new one with the same owner and mode.
+fn replace(path: &Path, text: &str) -> Result<(), IdentityError> {
+    let failed = |e| IdentityError::file("replace", path, e);
+    let old = fs::metadata(path).map_err(failed)?;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let new = path.with_file_name(name);
+    // What an interrupted renewal left behind.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
+        Ok(()) | Err(_) => {}
+    }
+    write_new(&new, text, 0o600)?;
+    let made = fs::metadata(&new).map_err(failed)?;
+    if (made.uid(), made.gid()) != (old.uid(), old.gid()) {
+        chown(&new, Some(old.uid()), Some(old.gid())).map_err(failed)?;
+    }
+    fs::set_permissions(&new, fs::Permissions::from_mode(old.mode() & 0o777)).map_err(failed)?;
+    fs::rename(&new, path).map_err(failed)?;
+    let parent = path.parent().unwrap_or(Path::new("."));
+    fs::File::open(parent).and_then(|dir| dir.sync_all()).map_err(failed)
 }
 
 fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), IdentityError> {

@@ -36,7 +36,7 @@ const URI_SCHEME: &str = "baton://";
 #[derive(Debug, Error)]
 pub enum IdentityError {
     /// A configuration field is empty.
-    #[error("cluster.{field} is empty: it must be the path of {what}")]
+    #[error("cluster.{field} is empty: it must be the path of {what} (PEM)")]
     MissingPath {
         /// The field of `[cluster]`.
         field: &'static str,
@@ -162,9 +162,69 @@ pub fn parse_role(word: &str) -> Option<Role> {
         .find(|role| role.as_str() == word)
 }
 
+/// From when to when a certificate is valid, in seconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Validity {
+    /// Not before.
+    pub from: u64,
+    /// Not after.
+    pub until: u64,
+}
+
+impl Validity {
+    /// Reads it from a certificate (DER). Does not verify the certificate.
+    pub fn of_certificate(der: &[u8]) -> Result<Self, IdentityError> {
+        let (_, certificate) = X509Certificate::from_der(der).map_err(|e| IdentityError::content("certificate", e))?;
+        let validity = certificate.validity();
+        let seconds = |time: x509_parser::time::ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0);
+        Ok(Self {
+            from: seconds(validity.not_before),
+            until: seconds(validity.not_after),
+        })
+    }
+
+    /// The end as a date.
+    pub fn until_text(&self) -> String {
+        let end = i64::try_from(self.until).ok();
+        let time = end.and_then(|end| x509_parser::time::ASN1Time::from_timestamp(end).ok());
+        time.and_then(|time| time.to_rfc2822().ok())
+            .unwrap_or_else(|| format!("{} s after 1970", self.until))
+    }
+}
+
+/// The texts of the three files that make an identity.
+#[derive(Clone, PartialEq, Eq)]
+pub struct IdentityFiles {
+    ca: String,
+    cert: String,
+    key: String,
+}
+
+impl IdentityFiles {
+    /// Reads the three files that `[cluster]` names.
+    pub fn read(cluster: &ClusterConfig) -> Result<Self, IdentityError> {
+        let what = [
+            "the cluster's CA certificate",
+            "this process's certificate",
+            "this process's private key",
+        ];
+        Ok(Self {
+            ca: read_configured("ca_cert_path", what[0], &cluster.ca_cert_path)?,
+            cert: read_configured("cert_path", what[1], &cluster.cert_path)?,
+            key: read_configured("key_path", what[2], &cluster.key_path)?,
+        })
+    }
+
+    /// The identity that they make together; see [`Identity::from_pem`].
+    pub fn identity(&self) -> Result<Identity, IdentityError> {
+        Identity::from_pem(&self.ca, &self.cert, &self.key)
+    }
+}
+
 /// Certificate, key and trusted CA of this process.
 pub struct Identity {
     peer: Peer,
+    validity: Validity,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     roots: Arc<RootCertStore>,
@@ -180,20 +240,28 @@ impl fmt::Debug for Identity {
 impl Identity {
     /// Loads the three files that `[cluster]` names and checks that they belong together.
     pub fn load(cluster: &ClusterConfig) -> Result<Self, IdentityError> {
-        let ca = read_configured(
-            "ca_cert_path",
-            "the cluster's CA certificate (PEM)",
-            &cluster.ca_cert_path,
-        )?;
-        let cert = read_configured("cert_path", "this process's certificate (PEM)", &cluster.cert_path)?;
-        let key = read_configured("key_path", "this process's private key (PEM)", &cluster.key_path)?;
+        let files = IdentityFiles::read(cluster)?;
         warn_if_readable_by_others(Path::new(&cluster.key_path));
-        Self::from_pem(&ca, &cert, &key)
+        files.identity()
+    }
+
+    /// What [`from_pem`](Self::from_pem) gives, for a certificate that may have ended: only for renewing it.
+    pub(crate) fn once_valid(ca_pem: &str, cert_pem: &str, key_pem: &str) -> Result<Self, IdentityError> {
+        let identity = Self::unchecked(ca_pem, cert_pem, key_pem)?;
+        let Validity { from, until } = identity.validity;
+        identity.check_own_certificate(Clock.unix_seconds().clamp(from, until.max(from)))?;
+        Ok(identity)
     }
 
     /// An identity from PEM texts. Errors if the certificate is not signed by the CA, is not valid now, does not belong to
     /// the key or does not name a role and node.
     pub fn from_pem(ca_pem: &str, cert_pem: &str, key_pem: &str) -> Result<Self, IdentityError> {
+        let identity = Self::unchecked(ca_pem, cert_pem, key_pem)?;
+        identity.check_own_certificate(Clock.unix_seconds())?;
+        Ok(identity)
+    }
+
+    fn unchecked(ca_pem: &str, cert_pem: &str, key_pem: &str) -> Result<Self, IdentityError> {
         let mut roots = RootCertStore::empty();
         for certificate in certificates("CA certificate", ca_pem)? {
             roots
@@ -204,20 +272,29 @@ impl Identity {
         let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes())
             .map_err(|e| IdentityError::content("private key", format!("not a PEM private key: {e}")))?;
         let peer = Peer::from_certificate(&chain[0])?;
-        let identity = Self {
+        Ok(Self {
+            validity: Validity::of_certificate(&chain[0])?,
             peer,
             chain,
             key,
             roots: Arc::new(roots),
             provider: Arc::new(provider()),
-        };
-        identity.check_own_certificate()?;
-        Ok(identity)
+        })
     }
 
     /// Who this process is.
     pub fn peer(&self) -> &Peer {
         &self.peer
+    }
+
+    /// How long its certificate is valid.
+    pub fn validity(&self) -> Validity {
+        self.validity
+    }
+
+    /// The certificate itself (DER).
+    pub fn certificate(&self) -> &[u8] {
+        &self.chain[0]
     }
 
     /// TLS of the dialling side: offers `alpn` alone, presents this certificate, trusts only the cluster's CA.
@@ -257,12 +334,12 @@ impl Identity {
     }
 
     /// Finds at start what every peer would find at the first handshake.
-    fn check_own_certificate(&self) -> Result<(), IdentityError> {
+    fn check_own_certificate(&self, now: u64) -> Result<(), IdentityError> {
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::clone(&self.roots), Arc::clone(&self.provider))
             .build()
             .map_err(|e| IdentityError::content("CA certificate", e))?;
         let name = ServerName::try_from(SERVER_NAME).map_err(|e| IdentityError::content(SERVER_NAME, e))?;
-        let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(Clock.unix_seconds()));
+        let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(now));
         verifier
             .verify_server_cert(&self.chain[0], &self.chain[1..], &name, &[], now)
             .map_err(|e| IdentityError::content(format!("certificate of {}", self.peer), e))?;

@@ -16,5 +16,6 @@ pub mod clock;
 pub mod framing;
 pub mod identity;
 pub mod quic;
+pub mod renewal;
 pub mod shutdown;
 pub mod telemetry;

@@ -18,8 +18,8 @@ CLIENTS = REPO / "integration-tests" / "clients"
 # Clients that others have written, each kind in an environment of its own: they pin different versions of the same packages.
 ENVIRONMENTS = REPO / ".baton" / "clients"
 # Parts that run such clients.
-CLIENT_PARTS = {"clients", "suites"}
-PROGRAMS = ("coordinator", "prefill-node", "decode-node", "node")
+CLIENT_PARTS = {"clients", "deploy", "suites"}
+PROGRAMS = ("coordinator", "prefill-node", "decode-node", "node", "fuzz")
 RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored;")
 # A part that takes longer hangs, in seconds.
 PART_LIMIT_S = 3600

@@ -82,3 +82,22 @@ need_tools() {
         has_tool "$tool" || { echo "$tool is still missing after installing ${packages[*]}" >&2; return 1; }
     done
 }
+
+# find_etcd: exports BATON_TEST_ETCD, a real etcd server for the tests: the one on the PATH, or Debian's, unpacked below
+# .baton (installed, it would be started as a service). Without either the tests that need it are skipped, and say so.
+find_etcd() {
+    local folder="$tools_root/.baton/etcd" found
+    found="${BATON_TEST_ETCD:-$(command -v etcd || true)}"
+    [ -n "$found" ] || found="$folder/usr/bin/etcd"
+    if [ ! -x "$found" ] && [ -f /etc/debian_version ] && command -v apt-get >/dev/null 2>&1; then
+        echo "unpacking etcd-server below .baton"
+        mkdir -p "$folder"
+        if [ "$(id -u)" -eq 0 ]; then apt-get update -qq || true; fi
+        (cd "$folder" && rm -f ./*.deb && apt-get download -qq etcd-server >/dev/null && dpkg-deb -x ./*.deb .) || true
+    fi
+    if [ -x "$found" ]; then
+        export BATON_TEST_ETCD="$found"
+    else
+        echo "NO ETCD: the tests with a real etcd are skipped. On Debian or Ubuntu: sudo apt-get install etcd-server" >&2
+    fi
+}

@@ -10,6 +10,8 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
 use std::{fs, io};
 
+use runtime::identity::Validity;
+use runtime::renewal::Expiry;
 use rustls::ServerConfig;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::server::{ClientHello, ResolvesServerCert};
@@ -110,6 +112,10 @@ impl Certificates {
             .with_cert_resolver(Arc::<Self>::clone(self)))
     }
 
+    fn in_use(&self) -> Arc<CertifiedKey> {
+        Arc::clone(&self.loaded.read().unwrap_or_else(PoisonError::into_inner).key)
+    }
+
     /// Looks at the files; true if what they hold has been taken into use now. What has been seen before is looked at again
     /// only if somebody has `asked` for it: the same trouble is told once.
     ///
@@ -131,8 +137,7 @@ impl Certificates {
 
 impl ResolvesServerCert for Certificates {
     fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
-        Some(Arc::clone(&loaded.key))
+        Some(self.in_use())
     }
 }
 
@@ -146,6 +151,7 @@ pub fn follow(certificates: Weak<Certificates>) -> impl Future<Output = ()> {
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut unreadable = false;
+        let mut expiry = None;
         loop {
             let asked = tokio::select! {
                 _ = looks.tick() => false,
@@ -154,11 +160,32 @@ pub fn follow(certificates: Weak<Certificates>) -> impl Future<Output = ()> {
             let Some(certificates) = certificates.upgrade() else {
                 return;
             };
+            let shown = Arc::clone(&certificates);
             let Ok(looked) = tokio::task::spawn_blocking(move || certificates.reload(asked)).await else {
                 return;
             };
             unreadable = tell(looked, asked, unreadable);
+            remind(&mut expiry, &shown.in_use());
         }
+    }
+}
+
+/// Keeps the metric and the warnings about the end of the certificate in use.
+fn remind(known: &mut Option<(Arc<CertifiedKey>, Expiry)>, in_use: &Arc<CertifiedKey>) {
+    let same = known.as_ref().is_some_and(|(key, _)| Arc::ptr_eq(key, in_use));
+    if !same {
+        let end = in_use
+            .cert
+            .first()
+            .map(|certificate| Validity::of_certificate(certificate));
+        *known = match end {
+            Some(Ok(validity)) => Some((Arc::clone(in_use), Expiry::new("https", validity))),
+            // TLS serves it; only its end is not known.
+            Some(Err(_)) | None => None,
+        };
+    }
+    if let Some((_, expiry)) = known {
+        expiry.remind();
     }
 }
 

@@ -6,17 +6,18 @@
 
 mod accept;
 mod settings;
+mod tls;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use config::{ClusterConfig, TransferConfig};
 use protocol::ids::{NodeId, Role};
 use protocol::{ALPN_CONTROL, ALPN_KV};
-use quinn::crypto::rustls::{HandshakeData, QuicClientConfig, QuicServerConfig};
-use quinn::{Connection, ConnectionError, Endpoint, TokioRuntime, TransportErrorCode, VarInt};
+use quinn::crypto::rustls::HandshakeData;
+use quinn::{Connection, ConnectionError, Endpoint, TokioRuntime, TransportConfig, TransportErrorCode, VarInt};
 use rustls_pki_types::CertificateDer;
 use thiserror::Error;
 use tokio::sync::{Mutex, mpsc};
@@ -24,6 +25,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 pub use accept::{AcceptStats, METRIC_HANDSHAKES};
+use tls::{Dialling, listening};
 
 use crate::authority::SERVER_NAME;
 use crate::identity::{Identity, IdentityError, Peer};
@@ -135,6 +137,14 @@ pub struct Link {
 /// Why there is no link, or no endpoint.
 #[derive(Debug, Error)]
 pub enum LinkError {
+    /// A new certificate is for somebody else.
+    #[error("the new certificate is for {found}, this process is {expected}")]
+    OtherIdentity {
+        /// Who this process is.
+        expected: String,
+        /// Who the certificate names.
+        found: String,
+    },
     /// Settings that do not fit each other.
     #[error("transfer.{field} = {value} does not fit: {rule}")]
     Setting {
@@ -201,9 +211,10 @@ pub enum LinkError {
 /// The process's QUIC endpoint. Dropping it stops accepting; links that exist live on until their last handle goes.
 pub struct QuicEndpoint {
     endpoint: Endpoint,
-    identity: Arc<Identity>,
-    control_client: quinn::ClientConfig,
-    kv_client: quinn::ClientConfig,
+    peer: Peer,
+    transport: Arc<TransportConfig>,
+    /// TLS of links that this side dials.
+    dialling: RwLock<Dialling>,
     links: Mutex<mpsc::Receiver<Link>>,
     acceptor: Arc<accept::Acceptor>,
     connect_timeout: Duration,
@@ -220,25 +231,9 @@ impl QuicEndpoint {
         transfer: &TransferConfig,
     ) -> Result<Self, LinkError> {
         let transport = Arc::new(settings::transport(cluster, transfer)?);
-        let client = |alpn: Alpn| -> Result<_, LinkError> {
-            let tls = QuicClientConfig::try_from(identity.client_tls(alpn.as_bytes())?).map_err(no_initial_suite)?;
-            let mut config = quinn::ClientConfig::new(Arc::new(tls));
-            config.transport_config(Arc::clone(&transport));
-            Ok(config)
-        };
-        let (control_client, kv_client) = (client(Alpn::Control)?, client(Alpn::Kv)?);
+        let dialling = RwLock::new(Dialling::new(&identity, &transport)?);
+        let server = listening(&identity, &transport)?;
         let own = identity.peer().role;
-        let planes: Vec<_> = Alpn::ALL
-            .into_iter()
-            .filter(|alpn| !accepted_roles(own, *alpn).is_empty())
-            .collect();
-        let server = if planes.is_empty() {
-            None
-        } else {
-            let tls = identity.server_tls(planes.iter().map(|alpn| alpn.as_bytes().to_vec()).collect())?;
-            let tls = QuicServerConfig::try_from(tls).map_err(no_initial_suite)?;
-            Some(settings::server(tls, &transport))
-        };
         let bind_error = |reason: String| LinkError::Bind {
             address: listen.to_owned(),
             reason,
@@ -256,9 +251,9 @@ impl QuicEndpoint {
         let links = Mutex::new(links);
         Ok(Self {
             endpoint,
-            identity,
-            control_client,
-            kv_client,
+            peer: identity.peer().clone(),
+            transport,
+            dialling,
             links,
             acceptor,
             connect_timeout,
@@ -276,7 +271,26 @@ impl QuicEndpoint {
 
     /// Who this process is.
     pub fn identity(&self) -> &Peer {
-        self.identity.peer()
+        &self.peer
+    }
+
+    /// Shows another certificate of the same role and name from now on, and trusts the CA that comes with it. Links that
+    /// exist go on; handshakes in progress end as they began.
+    ///
+    /// # Errors
+    /// The certificate is for another role or name, or gives no TLS configuration; then nothing changes.
+    pub fn replace_identity(&self, identity: &Identity) -> Result<(), LinkError> {
+        if *identity.peer() != self.peer {
+            return Err(LinkError::OtherIdentity {
+                expected: self.peer.to_string(),
+                found: identity.peer().to_string(),
+            });
+        }
+        let dialling = Dialling::new(identity, &self.transport)?;
+        let server = listening(identity, &self.transport)?;
+        *self.dialling.write().unwrap_or_else(PoisonError::into_inner) = dialling;
+        self.endpoint.set_server_config(server);
+        Ok(())
     }
 
     /// Dials `address` (`host:port`) on a plane and checks who is there. Ends within `cluster.connect_timeout_ms`.
@@ -309,10 +323,7 @@ impl QuicEndpoint {
             alpn,
             reason,
         };
-        let config = match alpn {
-            Alpn::Control => self.control_client.clone(),
-            Alpn::Kv => self.kv_client.clone(),
-        };
+        let config = self.dialling.read().unwrap_or_else(PoisonError::into_inner).of(alpn);
         let connection = self
             .endpoint
             .connect_with(config, remote, SERVER_NAME)
@@ -439,13 +450,6 @@ async fn resolve(address: &str) -> Result<Vec<SocketAddr>, LinkError> {
     } else {
         Ok(found)
     }
-}
-
-fn no_initial_suite(error: quinn::crypto::rustls::NoInitialCipherSuite) -> LinkError {
-    LinkError::Identity(IdentityError::Content {
-        what: "TLS provider".to_owned(),
-        reason: error.to_string(),
-    })
 }
 
 /// Converts a count to a QUIC variable-length integer, saturating at its largest value.

@@ -143,7 +143,7 @@ fn links_use_tls_1_3_with_aes_128_gcm() {
 
 #[test]
 fn role_words_and_roles_are_one_to_one() {
-    for role in [Role::Coordinator, Role::Prefill, Role::Decode] {
+    for role in [Role::Coordinator, Role::Prefill, Role::Decode, Role::Both] {
         assert_eq!(parse_role(role.as_str()), Some(role));
     }
     assert_eq!(parse_role("Decode"), None);

@@ -76,7 +76,7 @@ async fn the_listening_side_refuses_another_role_and_says_so() {
         .expect("TLS is content");
     let reason = describe(&soon("the refusal", link.connection.closed()).await);
     assert!(
-        reason.contains("expected prefill on baton-kv/1, found coordinator c0"),
+        reason.contains("expected prefill or both on baton-kv/1, found coordinator c0"),
         "{reason}"
     );
     assert_eq!(decode.accept_stats().wrong_peer, 1);

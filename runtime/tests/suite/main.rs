@@ -4,6 +4,7 @@ mod framing;
 mod identity;
 mod links;
 mod process;
+mod renewal;
 mod strangers;
 
 use std::sync::Arc;
