@@ -45,8 +45,8 @@ impl fmt::Display for Origin {
         match self {
             Self::Default => f.write_str("default"),
             Self::File { path, line } => write!(f, "{path}:{line}"),
-            Self::Environment { name } => write!(f, "environment variable {name}"),
-            Self::Argument { key } => write!(f, "--set {key}"),
+            Self::Environment { name } => write!(f, "environment variable {}", line(name)),
+            Self::Argument { key } => write!(f, "--set {}", line(key)),
         }
     }
 }
@@ -84,7 +84,7 @@ pub enum ConfigError {
         reason: String,
     },
     /// A key, section or variable that does not exist.
-    #[error("{origin}: unknown {what} `{name}`; {hint}")]
+    #[error("{origin}: unknown {what} `{}`; {hint}", line(.name))]
     Unknown {
         /// Where it stands.
         origin: Origin,
@@ -117,7 +117,7 @@ pub enum ConfigError {
         expected: String,
     },
     /// A `--set` argument without the form `section.field=value`.
-    #[error("--set {argument}: write --set section.field=value, for example --set engine.threads=2")]
+    #[error("--set {}: write --set section.field=value, for example --set engine.threads=2", line(.argument))]
     Argument {
         /// The argument's part before any `=`.
         argument: String,
@@ -132,6 +132,24 @@ pub enum ConfigError {
 
 /// Longest piece of a given value that an error repeats, in characters.
 const MAX_SHOWN_CHARS: usize = 80;
+
+/// A name that was given, as a part of one line: control characters escaped, of bounded length.
+fn line(text: &str) -> String {
+    let mut line: String = text.chars().take(MAX_SHOWN_CHARS).flat_map(escaped).collect();
+    if text.chars().count() > MAX_SHOWN_CHARS {
+        line.push_str("...");
+    }
+    line
+}
+
+fn escaped(c: char) -> impl Iterator<Item = char> {
+    let (escape, plain) = if c.is_control() {
+        (Some(c.escape_default()), None)
+    } else {
+        (None, Some(c))
+    };
+    escape.into_iter().flatten().chain(plain)
+}
 
 /// `text` as one line of bounded length, quoted.
 pub(crate) fn shown(text: &str) -> String {

@@ -286,7 +286,8 @@ section! {
         etcd_timeout_ms: u64 = 2_000, int(10, 60_000);
         /// Path of the certificate (PEM) that vouches for etcd's; needed if an endpoint is https.
         etcd_ca_cert_path: String = String::new(), Kind::Text(Text::Any);
-        /// Path of the certificate (PEM) that is shown to etcd; empty: none.
+        /// Path of the certificate (PEM) that is shown to etcd; empty: none. Together with etcd_user it must have no
+        /// CommonName, or etcd refuses it.
         etcd_cert_path: String = String::new(), Kind::Text(Text::Any);
         /// Path of the private key (PEM) of etcd_cert_path.
         etcd_key_path: String = String::new(), Kind::Text(Text::Any);

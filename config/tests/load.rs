@@ -404,3 +404,15 @@ fn discovery_says_what_it_needs() {
     );
     assert_eq!(config.discovery.refresh_ms, 5_000);
 }
+
+#[test]
+fn names_with_line_ends_and_without_end_make_no_long_errors() {
+    let long = "x".repeat(5_000);
+    let file = format!("\"a\\nb{long}\" = 1\n");
+    let said = refusal(&file, &[], &[]);
+    assert!(said.contains("a\\nb") && said.len() < 500, "{said}");
+    let said = refusal("", &[], &[&format!("a\nb{long}")]);
+    assert!(said.contains("a\\nb") && said.len() < 500, "{said}");
+    let said = refusal("", &[(&format!("BATON_ENGINE__A\n{long}"), "1")], &[]);
+    assert!(said.len() < 500, "{said}");
+}

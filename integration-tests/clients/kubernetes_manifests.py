@@ -85,7 +85,7 @@ def case_the_schemas_are_content(reference):
             except kubernetes_validate.ValidationError as error:
                 raise AssertionError(f"{name}, Kubernetes {release}: {error.message}") from error
         count += 1
-    holds(f"only {count} objects", count >= 13)
+    holds(f"only {count} objects", count >= 12)
 
 
 def case_the_schemas_find_mistakes(reference):

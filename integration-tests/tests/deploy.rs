@@ -19,7 +19,10 @@ const CASES: u32 = 9;
 
 /// A program on this machine; its absence is told.
 fn found(name: &str) -> Option<PathBuf> {
-    let which = Command::new("sh").args(["-c", &format!("command -v {name}")]).output().ok()?;
+    let which = Command::new("sh")
+        .args(["-c", &format!("command -v {name}")])
+        .output()
+        .ok()?;
     let path = String::from_utf8(which.stdout).ok()?;
     let path = path.trim();
     (!path.is_empty()).then(|| PathBuf::from(path))
@@ -48,7 +51,10 @@ fn kubernetes_manifests_hold() -> Result<()> {
     let names = ["coordinator", "prefill-0", "prefill-1", "decode-0", "decode-1"];
     for name in names {
         let role = name.split('-').next().unwrap_or(name);
-        run(&coordinator, &["certs", "issue", "--dir", certs, "--role", role, "--node", name])?;
+        run(
+            &coordinator,
+            &["certs", "issue", "--dir", certs, "--role", role, "--node", name],
+        )?;
     }
     let reference = json!({
         "root": root(),
@@ -65,17 +71,30 @@ fn kubernetes_manifests_hold() -> Result<()> {
 fn systemd_units_hold() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let units = root().join("deploy/systemd");
-    ensure!(std::fs::read_dir(&units)?.count() == UNITS.len(), "every unit is tested");
+    ensure!(
+        std::fs::read_dir(&units)?.count() == UNITS.len(),
+        "every unit is tested"
+    );
     for (unit, program) in UNITS {
         let text = std::fs::read_to_string(units.join(format!("{unit}.service")))?;
         let installed = format!("/usr/bin/{program} ");
-        ensure!(text.matches(&installed).count() == 2, "{unit} starts and checks {program}");
-        for line in ["KillSignal=SIGTERM", "ExecReload=/bin/kill -HUP $MAINPID", "Restart=on-failure"] {
+        ensure!(
+            text.matches(&installed).count() == 2,
+            "{unit} starts and checks {program}"
+        );
+        for line in [
+            "KillSignal=SIGTERM",
+            "ExecReload=/bin/kill -HUP $MAINPID",
+            "Restart=on-failure",
+        ] {
             ensure!(text.lines().any(|found| found == line), "{unit} lacks {line}");
         }
         // The programs are where they were built.
         let here = format!("{} ", binary(program)?.display());
-        std::fs::write(dir.path().join(format!("{unit}.service")), text.replace(&installed, &here))?;
+        std::fs::write(
+            dir.path().join(format!("{unit}.service")),
+            text.replace(&installed, &here),
+        )?;
     }
     let Some(analyze) = found("systemd-analyze") else {
         eprintln!("SKIPPED: no systemd-analyze here (package systemd), so the units are not verified.");
@@ -83,7 +102,10 @@ fn systemd_units_hold() -> Result<()> {
     };
     for (unit, _) in UNITS {
         let path = dir.path().join(format!("{unit}.service"));
-        let verified = Command::new(&analyze).args(["verify", "--man=no"]).arg(&path).output()?;
+        let verified = Command::new(&analyze)
+            .args(["verify", "--man=no"])
+            .arg(&path)
+            .output()?;
         let said = format!(
             "{}{}",
             String::from_utf8_lossy(&verified.stdout),
@@ -97,12 +119,19 @@ fn systemd_units_hold() -> Result<()> {
             .arg(&path)
             .output()?;
         let said = String::from_utf8_lossy(&rated.stdout);
-        ensure!(rated.status.success(), "{unit}: {said}{}", String::from_utf8_lossy(&rated.stderr));
+        ensure!(
+            rated.status.success(),
+            "{unit}: {said}{}",
+            String::from_utf8_lossy(&rated.stderr)
+        );
     }
     // What verifies must also be able to fail.
     let broken = dir.path().join("broken.service");
     std::fs::write(&broken, "[Service]\nExecStart=/nonexistent/program\n")?;
-    let verified = Command::new(&analyze).args(["verify", "--man=no"]).arg(&broken).output()?;
+    let verified = Command::new(&analyze)
+        .args(["verify", "--man=no"])
+        .arg(&broken)
+        .output()?;
     ensure!(!verified.stderr.is_empty(), "a unit without its program passed");
     Ok(())
 }
@@ -119,14 +148,23 @@ fn the_image_has_the_programs_and_no_root() -> Result<()> {
     ensure!(text.contains(&format!("/rust:{version}-")), "the compiler is {version}");
     for (_, program) in UNITS {
         ensure!(text.contains(&format!("--bin {program}")), "{program} is built");
-        ensure!(text.contains(&format!("/src/target/release/{program} ")), "{program} is copied");
+        ensure!(
+            text.contains(&format!("/src/target/release/{program} ")),
+            "{program} is copied"
+        );
     }
     let last = text.rsplit("FROM ").next().unwrap_or_default();
-    ensure!(last.lines().any(|line| line == "USER 10001:10001"), "the image runs as root");
+    ensure!(
+        last.lines().any(|line| line == "USER 10001:10001"),
+        "the image runs as root"
+    );
     for word in [".gguf", "fetch-model", "safetensors"] {
         ensure!(!last.contains(word), "no model inside: {word}");
     }
     let manifests = std::fs::read_to_string(root().join("deploy/kubernetes/coordinator.yaml"))?;
-    ensure!(manifests.contains("runAsUser: 10001"), "image and pods agree about the user");
+    ensure!(
+        manifests.contains("runAsUser: 10001"),
+        "image and pods agree about the user"
+    );
     Ok(())
 }

@@ -241,6 +241,8 @@ impl TlsFiles {
         let authority = rcgen::Issuer::new(params, key);
         for name in ["server", "client"] {
             let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned(), "localhost".to_owned()])?;
+            // With users, etcd's JSON interface refuses certificates with a CommonName.
+            params.distinguished_name = rcgen::DistinguishedName::new();
             // etcd's interface calls etcd itself, and shows the server's certificate.
             params.extended_key_usages = vec![
                 rcgen::ExtendedKeyUsagePurpose::ServerAuth,
@@ -394,10 +396,14 @@ async fn another_endpoint_is_asked_when_one_does_not_answer() -> Result<()> {
     let etcd = Etcd::new(&config)?;
     let before = Clock.now();
     ensure!(etcd.list(PREFIX).await.is_err() && etcd.list(PREFIX).await.is_err());
-    ensure!(etcd.list(PREFIX).await?.values.is_empty());
     ensure!(
-        Clock.now() - before < Duration::from_secs(10),
+        Clock.now() - before < Duration::from_secs(5),
         "every call has a deadline"
     );
+    // It may still be busy with its own start; then the others are asked in between.
+    let deadline = Clock.now() + SOON;
+    while let Err(error) = etcd.list(PREFIX).await {
+        ensure!(Clock.now() < deadline, "{error}");
+    }
     Ok(())
 }

@@ -46,7 +46,6 @@ impl Nodes {
         match hello.role {
             Role::Prefill | Role::Decode | Role::Both => {}
             Role::Coordinator => wrong.push("role: a coordinator cannot serve as a node".to_owned()),
-            Role::Both => wrong.push("role: a node says which of prefill and decode it serves".to_owned()),
         }
         if hello.model.tokenizer_hash != self.text.tokenizer_hash {
             wrong.push(format!(
