@@ -68,8 +68,9 @@ impl Engine {
         Self::with_horizon(limits, GROWTH_HORIZON_TOKENS)
     }
 
-    /// As [`Engine::new`], with another reach of the forecast (`admission`).
-    pub(crate) fn with_horizon(limits: EngineLimits, horizon: usize) -> Result<Self, LimitsError> {
+    /// As [`Engine::new`], with another reach of the forecast of what sequences grow into, in tokens (`admission`). For
+    /// simulations, whose sequences are short: with a reach that is shorter yet they preempt each other.
+    pub fn with_horizon(limits: EngineLimits, horizon: usize) -> Result<Self, LimitsError> {
         limits.validate()?;
         Ok(Self {
             limits,

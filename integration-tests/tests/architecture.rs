@@ -72,6 +72,27 @@ const ARROWS: &[(&str, &[&str])] = &[
             "decode-node",
         ],
     ),
+    (
+        "simulator",
+        &[
+            "protocol",
+            "config",
+            "runtime",
+            "engine",
+            "kv-transfer",
+            "prefill-node",
+            "coordinator",
+        ],
+    ),
+];
+/// What the simulator may use of crates that are not pure, by the beginning of a path: their cores, the settings that
+/// production gives to the coordinator's core, and an instant from which virtual time counts.
+const SIMULATED: &[(&str, &[&str])] = &[
+    ("coordinator::", &["core::", "driver::settings"]),
+    ("kv_transfer::", &["core::"]),
+    ("prefill_node::", &["core::"]),
+    ("runtime::", &["clock::Clock"]),
+    ("tokio::", &[]),
 ];
 /// May depend on everything; nobody depends on it.
 const TOP: &str = "integration-tests";
@@ -169,6 +190,32 @@ fn cores_are_pure() -> Result<()> {
         }
     }
     assert!(problems.is_empty(), "impure cores:\n{}", problems.join("\n"));
+    Ok(())
+}
+
+#[test]
+fn the_simulator_uses_cores_and_no_shells() -> Result<()> {
+    let mut files = Vec::new();
+    sources(&root().join("simulator/src"), &mut files)?;
+    assert!(files.len() > 10, "only {} files of the simulator found", files.len());
+    let (mut problems, mut uses) = (Vec::new(), 0);
+    for file in files {
+        let text = fs::read_to_string(&file)?;
+        for (number, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or(line);
+            for (of, permitted) in SIMULATED {
+                for (at, _) in code.match_indices(of) {
+                    uses += 1;
+                    let rest = &code[at + of.len()..];
+                    if !permitted.iter().any(|path| rest.starts_with(path)) {
+                        problems.push(format!("{}:{}: {code}", file.display(), number + 1));
+                    }
+                }
+            }
+        }
+    }
+    assert!(problems.is_empty(), "more than cores:\n{}", problems.join("\n"));
+    assert!(uses > 10, "only {uses} uses found");
     Ok(())
 }
 

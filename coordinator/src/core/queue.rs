@@ -117,7 +117,6 @@ impl WaitingQueue {
     }
 
     /// Those who wait, in no order.
-    #[cfg(test)]
     pub(crate) fn ids(&self) -> BTreeSet<RequestId> {
         let lines: BTreeSet<_> = self
             .lines

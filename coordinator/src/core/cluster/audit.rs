@@ -1,4 +1,4 @@
-//! What must hold between any two facts; for tests.
+//! What must hold between any two facts; for tests and simulations.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -8,8 +8,11 @@ use super::Cluster;
 use crate::core::request::State;
 
 impl Cluster {
-    /// Panics if books, queues and timers do not agree with the requests.
-    pub(crate) fn assert_consistent(&self) {
+    /// Compares books, queues and timers with the requests. For tests and simulations: no server calls it.
+    ///
+    /// # Panics
+    /// If they do not agree.
+    pub fn assert_consistent(&self) {
         let mut held = BTreeSet::new();
         let (mut queued, mut bytes) = (BTreeSet::new(), 0);
         let mut stranded = BTreeSet::new();

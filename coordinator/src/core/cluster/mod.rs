@@ -1,7 +1,6 @@
 //! The whole coordinator as one state machine: it dispatches facts to requests, nodes and admission, places what waits,
 //! and says what is to be done.
 
-#[cfg(test)]
 mod audit;
 mod health;
 mod interface;

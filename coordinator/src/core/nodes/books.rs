@@ -1,6 +1,5 @@
 //! The books: what the coordinator's jobs hold on the nodes.
 
-#[cfg(test)]
 use std::collections::BTreeSet;
 
 use protocol::ids::RequestId;
@@ -112,8 +111,7 @@ impl Nodes {
         Some(ended)
     }
 
-    /// Panics if the books do not add up; all legs with their requests.
-    #[cfg(test)]
+    /// Panics if the books do not add up; all legs with their requests. For tests and simulations.
     pub(crate) fn assert_consistent(&self) -> Vec<(LegId, RequestId)> {
         for (link, node) in &self.nodes {
             let legs: Vec<_> = self.legs.iter().filter(|(_, leg)| leg.link == *link).collect();

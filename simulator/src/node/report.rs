@@ -1,0 +1,95 @@
+//! What a node says of itself: who it is, how much it has to do, what it has cached.
+
+use protocol::PROTOCOL_VERSION;
+use protocol::control::{CacheChange, Hello, LoadReport};
+use protocol::ids::NodeId;
+use protocol::prefix::block_hashes;
+
+use super::Node;
+use crate::model::{LAYOUT, identity};
+
+/// A report is sent at least every so many looks.
+const QUIET_LOOKS: u32 = 20;
+
+impl Node {
+    /// How it introduces itself.
+    pub fn hello(&self) -> Hello {
+        let limits = self.engine.limits();
+        Hello {
+            protocol_version: PROTOCOL_VERSION,
+            node: NodeId(self.name.clone()),
+            boot: self.boot,
+            role: self.role,
+            address: self.name.clone(),
+            model: identity(),
+            layout: LAYOUT,
+            total_blocks: limits.total_blocks as u32,
+            max_num_seqs: limits.max_num_seqs as u32,
+            max_seq_len: limits.max_seq_len as u32,
+        }
+    }
+
+    /// It joins a coordinator anew: everything is reported again.
+    pub fn joined(&mut self) {
+        (self.reports, self.reported, self.quiet) = (0, None, 0);
+        self.cache_changes = 0;
+        self.unsaid.append(&mut self.said);
+    }
+
+    /// The report that is due, if its load has changed or nothing was said for long.
+    pub fn report(&mut self) -> Option<LoadReport> {
+        let stats = self.engine.stats();
+        let report = LoadReport {
+            sequence: 0,
+            steps: stats.steps,
+            free_blocks: stats.free_blocks as u32,
+            cached_blocks: stats.cached_blocks as u32,
+            owned_blocks: stats.owned_blocks as u32,
+            running: stats.running as u32,
+            waiting: stats.waiting as u32,
+            reservations: stats.reservations as u32,
+            draining: self.is_draining(),
+            role: self.role,
+            pending: self.stepping.is_some(),
+            queued_tokens: stats.queued_rows,
+            step_times: self.engine.step_times(),
+        };
+        self.quiet += 1;
+        if self.reported == Some(report) && self.quiet < QUIET_LOOKS {
+            return None;
+        }
+        self.quiet = 0;
+        self.reported = Some(report);
+        self.reports += 1;
+        Some(LoadReport {
+            sequence: self.reports,
+            ..report
+        })
+    }
+
+    /// What it says of its prefix cache, if it says something. These are hints: some of them are wrong here.
+    pub fn cache_change(&mut self) -> Option<CacheChange> {
+        let first = self.cache_changes == 0;
+        let added = std::mem::take(&mut self.unsaid);
+        let removed: Vec<u64> = self.said.iter().copied().filter(|_| self.random.chance(30)).collect();
+        if added.is_empty() && removed.is_empty() && !first {
+            return None;
+        }
+        self.cache_changes += 1;
+        self.said.retain(|name| !removed.contains(name));
+        self.said.extend(&added);
+        Some(CacheChange {
+            sequence: self.cache_changes,
+            reset: first,
+            added: added.into_iter().collect(),
+            removed,
+        })
+    }
+
+    pub(super) fn will_cache(&mut self, prompt: &[u32], cache_key: u64) {
+        let names = block_hashes(prompt, LAYOUT.block_tokens as usize, cache_key);
+        let said = &self.said;
+        self.unsaid
+            .extend(names.into_iter().filter(|name| !said.contains(name)));
+    }
+}

@@ -1,0 +1,93 @@
+//! Some hundred seeds, and what makes them worth something: they replay, and they notice what is wrong.
+
+use simulator::scenario::{Faults, Scenario, Size};
+use simulator::world::Tally;
+use simulator::{run, run_late_frames, run_scenario};
+
+fn run_all(seeds: std::ops::Range<u64>, one: impl Fn(u64) -> anyhow::Result<simulator::Outcome>) -> Tally {
+    let mut total = Tally::default();
+    for seed in seeds {
+        match one(seed) {
+            Ok(outcome) => total.add(&outcome.tally),
+            Err(problem) => panic!("seed {seed}: {problem:#}"),
+        }
+    }
+    total
+}
+
+#[test]
+fn whatever_goes_wrong_answers_are_exact_or_end_with_an_error_and_nothing_is_left_over() {
+    let total = run_all(0..300, |seed| run(seed, Size::default(), false));
+    // A simulation in which nothing happens shows nothing.
+    let counts = [
+        ("restarted", total.restarted),
+        ("moved", total.moved),
+        ("late", total.late),
+        ("wasted", total.wasted),
+        ("links_lost", total.links_lost),
+        ("deaths", total.deaths),
+        ("cached_tokens", total.cached_tokens),
+        ("frames_dropped", total.frames_dropped),
+        ("frames_late", total.frames_late),
+        ("frames_repeated", total.frames_repeated),
+        ("busy", total.busy),
+        ("ended_alone", total.ended_alone),
+        ("failed", total.failed),
+    ];
+    for (what, count) in counts {
+        assert!(count >= 20, "{what} is {count}: {total:?}");
+    }
+    assert!(total.preempted > 0, "{total:?}");
+    assert!(total.answered > 10 * total.failed, "{total:?}");
+}
+
+#[test]
+fn without_faults_every_request_is_answered() {
+    let total = run_all(0..60, |seed| {
+        let calm = Scenario::calm(seed, Size::default());
+        let blocks = vec![80; calm.blocks.len()];
+        run_scenario(seed, Scenario { blocks, ..calm }, false)
+    });
+    assert_eq!(
+        (total.failed, total.refused, total.restarted, total.moved),
+        (0, 0, 0, 0),
+        "{total:?}"
+    );
+    assert!(total.answered >= 60 * 48, "{total:?}");
+}
+
+#[test]
+fn late_frames_after_an_abort_change_nothing_of_others() {
+    let total = run_all(0..400, |seed| run_late_frames(seed, false));
+    assert!(total.frames_late > 1_000, "{total:?}");
+    assert!(total.failed > 400, "clients leave: {total:?}");
+    assert!(total.answered > 400, "and others stay: {total:?}");
+}
+
+#[test]
+fn a_seed_is_a_history() {
+    let mut hashes = Vec::new();
+    for seed in 0..12 {
+        let once = run(seed, Size::default(), false).expect("it passes");
+        let again = run(seed, Size::default(), false).expect("it passes");
+        assert_eq!(once.hash, again.hash, "seed {seed}");
+        assert!(!hashes.contains(&once.hash), "seed {seed} is like an earlier one");
+        hashes.push(once.hash);
+    }
+}
+
+#[test]
+fn one_wrong_bit_in_a_block_is_noticed() {
+    let noticed = (0..40).filter(|seed| {
+        let scenario = Scenario {
+            faults: Faults {
+                rot: 40,
+                ..Faults::default()
+            },
+            ..Scenario::calm(*seed, Size::default())
+        };
+        run_scenario(*seed, scenario, false).is_err_and(|problem| problem.to_string().contains("tokens are"))
+    });
+    let noticed = noticed.count();
+    assert!(noticed >= 30, "{noticed} of 40 seeds");
+}
