@@ -230,7 +230,7 @@ section! {
         max_audio_bytes: u64 = 41_943_040, int(1, 1 << 32);
         /// Most media of one request.
         max_per_request: usize = 20, int(1, 1_024);
-        /// Most bytes of all media of one request.
+        /// Largest size of all media of one request together, in bytes.
         max_total_bytes: u64 = 1_048_576_000, int(1, 1 << 40);
         /// Folder into which media are downloaded. One and a half times the largest medium for each of
         /// limits.max_concurrent_requests must be free there, or nothing is downloaded.

@@ -144,7 +144,7 @@ impl Reference {
             step.context("the search does not advance")?;
             for event in events.drain(..) {
                 match event {
-                    EngineEvent::BeamStep { .. } => {}
+                    EngineEvent::Computed { .. } | EngineEvent::BeamStep { .. } => {}
                     EngineEvent::Beams { beams, .. } => return Ok(beams),
                     event => bail!("a search that is alone met {event:?}"),
                 }
