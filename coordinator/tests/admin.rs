@@ -77,8 +77,16 @@ async fn operators_see_nodes_and_give_them_orders() {
         })
         .await;
     coordinator.until(|status| status.is_ready()).await;
-    let _stream = coordinator.submit(request(1, 3)).await;
+    let _stream = coordinator.submit(request(0x1f, 3)).await;
     let (_job, _side) = decode.decode().await;
+    let why = ask(address, "GET", &format!("/debug/decisions/{:032x}", 0x1f), TOKEN, "").await;
+    assert_eq!(why.status, 200, "{}", why.text());
+    let first = &why.json()["decisions"][0];
+    assert_eq!(
+        (&first["prefill"], &first["decode"]),
+        (&json!("p0"), &json!("d0")),
+        "{first}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -100,6 +108,14 @@ async fn what_cannot_be_done_is_said_and_strangers_stay_out() {
         ("GET", "/nodes/d7", "", 404, "d7"),
         ("POST", "/nodes/d7/drain", "", 404, "d7"),
         ("GET", "/nothing", "", 404, "/nothing"),
+        ("GET", "/debug/decisions/1f", "", 400, "1f"),
+        (
+            "GET",
+            "/debug/decisions/0000000000000000000000000000002a",
+            "",
+            404,
+            "2a",
+        ),
         ("POST", "/nodes/d0/drain", r#"{"mvoe": true}"#, 400, "mvoe"),
         ("POST", "/nodes/d0/drain", r#"{"move": 1}"#, 400, "move"),
         ("POST", "/nodes/d0/role", r#"{"role": "boss"}"#, 400, "prefill"),

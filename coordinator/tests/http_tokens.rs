@@ -59,6 +59,7 @@ fn conversations_become_tokens_as_in_chats() {
     assert_eq!(open.json()["tokens"], json!([vec![BOS], bytes("[user]a")].concat()));
 }
 
+#[allow(clippy::too_many_lines, reason = "a table of cases")]
 #[test]
 fn what_is_wrong_is_named() {
     let front = start();

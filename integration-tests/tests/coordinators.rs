@@ -65,7 +65,7 @@ fn told(events: &str) -> Result<(String, Value)> {
     let last = events
         .lines()
         .filter_map(|line| line.strip_prefix("data:"))
-        .last()
+        .next_back()
         .context("no event")?;
     let last: Value = serde_json::from_str(last)?;
     let text = last["generated_text"]

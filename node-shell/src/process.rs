@@ -227,10 +227,7 @@ impl<R: NodeRole> Node<R> {
         );
         let limits = engine_limits(&config, &model.pool, max_seq_len);
         let layout = *model.pool.layout();
-        let core = config::cores(&config.engine.cores).and_then(|cores| cores.first().copied());
-        let queue = 2 * config.node.max_jobs + 16;
-        let (engine, thread) = engine_thread::start(Engine::new(limits)?, model.runner, Clock, queue, core)
-            .map_err(|source| NodeError::system("cannot start the engine thread", source))?;
+        let (engine, thread) = start_engine(&config, limits, model.runner)?;
         let hello = Hello {
             protocol_version: PROTOCOL_VERSION,
             node,
@@ -320,6 +317,17 @@ impl<R: NodeRole> Node<R> {
             Err(NodeError::EngineDied)
         }
     }
+}
+
+fn start_engine(
+    config: &Config,
+    limits: EngineLimits,
+    runner: Box<dyn Runner>,
+) -> Result<(EngineHandle, EngineThread), NodeError> {
+    let core = config::cores(&config.engine.cores).and_then(|cores| cores.first().copied());
+    let queue = 2 * config.node.max_jobs + 16;
+    engine_thread::start(Engine::new(limits)?, runner, Clock, queue, core)
+        .map_err(|source| NodeError::system("cannot start the engine thread", source))
 }
 
 /// What a node whose program can serve `able` serves at first.

@@ -237,7 +237,7 @@ fn draw(digest: u64, sample: &SampleSpec, more: u32, history: &[u32]) -> Sampled
         hash = history.iter().fold(hash, |hash, token| mix(hash ^ u64::from(*token)));
         hash = mix(hash ^ u64::from(sample.prompt_len) << 20);
     }
-    let token = if hash % EOS_RATE == 0 {
+    let token = if hash.is_multiple_of(EOS_RATE) {
         EOS
     } else {
         (hash >> 16) as u32 % EOS

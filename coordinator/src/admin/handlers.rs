@@ -2,7 +2,7 @@
 
 use actix_web::web::{Bytes, Data, Json, Path};
 use actix_web::{HttpRequest, HttpResponse};
-use protocol::ids::Role;
+use protocol::ids::{RequestId, Role};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -70,6 +70,26 @@ pub async fn role(
         .find(|of| of.as_str() == role);
     let role = role.ok_or_else(|| Problem::Invalid(format!("`role` names no role of a node; right is {right}")))?;
     order(&state, &name, Order::SetRole(role)).await
+}
+
+/// `GET /debug/decisions/{request}`.
+pub async fn decisions(
+    request: HttpRequest,
+    state: Data<AdminState>,
+    id: Path<String>,
+) -> Result<Json<Value>, Problem> {
+    state.admit(&request)?;
+    let number = u128::from_str_radix(&id, 16).ok().filter(|_| id.len() == 32);
+    let number = number.ok_or_else(|| {
+        Problem::Invalid(format!(
+            "{id:?} is no request id: 32 hexadecimal digits, as in the answer's x-request-id"
+        ))
+    })?;
+    let decisions = state.handle.decisions(RequestId(number)).await?;
+    if decisions.is_empty() {
+        return Err(Problem::NotFound(format!("nothing is kept about request {id}")));
+    }
+    Ok(Json(json!({ "decisions": decisions })))
 }
 
 /// Any other path.

@@ -375,11 +375,7 @@ impl Bench {
             EngineEvent::Beams { id, beams } => self.check_beams(id, &beams),
             // Members of a beam search have no events of their own.
             EngineEvent::Preempted { id } if !self.observed.contains_key(&id) => self.preempted += 1,
-            EngineEvent::Failed { id, message } if self.beams.contains_key(&id) => {
-                let beams = self.beams.get_mut(&id).unwrap();
-                assert!(beams.failed && !beams.ended, "{id:?} failed: {message}");
-                beams.ended = true;
-            }
+            EngineEvent::Failed { id, message } if self.beams.contains_key(&id) => self.beams_failed(id, &message),
             EngineEvent::Preempted { id } => {
                 assert!(!self.observed[&id].ended, "{id:?} was preempted after its end");
                 self.preempted += 1;
@@ -390,6 +386,12 @@ impl Bench {
                 observed.ended = true;
             }
         }
+    }
+
+    fn beams_failed(&mut self, id: SequenceId, message: &str) {
+        let beams = self.beams.get_mut(&id).unwrap();
+        assert!(beams.failed && !beams.ended, "{id:?} failed: {message}");
+        beams.ended = true;
     }
 
     fn check_plan(&self, plan: &StepPlan) {

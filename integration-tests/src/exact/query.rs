@@ -208,7 +208,7 @@ impl Query {
             || !self.stop_token_ids.is_empty()
             || self.min_tokens > 0
             || !self.bad_words.is_empty();
-        !self.rendered && !(door.is_tgi() && openai_only) && self.draw.belongs_to(door)
+        !(self.rendered || door.is_tgi() && openai_only) && self.draw.belongs_to(door)
     }
 
     /// The rules by which the engine ends the answer; `most` is the limit that the server makes of `max_tokens`.

@@ -180,8 +180,7 @@ async fn changed_files_are_found_and_halves_of_a_change_are_not_used() {
     );
     let told = renewal
         .look(&decode, false)
-        .err()
-        .expect("told at the second")
+        .expect_err("told at the second")
         .to_string();
     assert!(told.contains("certificate and key"), "{told}");
     assert!(renewal.look(&decode, false).expect("told once").is_none());
@@ -196,7 +195,7 @@ async fn changed_files_are_found_and_halves_of_a_change_are_not_used() {
     let other = ca.issue(Role::Decode, &node("d9")).expect("issued");
     fs::write(&paths.key, &other.key_pem).expect("written");
     fs::write(&paths.cert, &other.cert_pem).expect("written");
-    let told = renewal.look(&decode, true).err().expect("told").to_string();
+    let told = renewal.look(&decode, true).expect_err("told").to_string();
     assert!(told.contains("for decode d9, this process is decode d0"), "{told}");
     fs::remove_file(&paths.cert).expect("removed");
     assert!(

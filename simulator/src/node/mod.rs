@@ -90,6 +90,7 @@ pub enum Out {
 }
 
 /// Work for the engine that waits for the end of the step.
+#[allow(clippy::large_enum_variant, reason = "few of them wait, and not for long")]
 enum Command {
     Prefill(LegId),
     Reserve(LegId),

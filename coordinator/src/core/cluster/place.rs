@@ -131,7 +131,7 @@ impl Cluster {
             },
         );
         // Those who have lost their decode node come first.
-        if options.decode.is_empty() && needs_decode || needs_decode && !self.stranded.is_empty() {
+        if needs_decode && (options.decode.is_empty() || !self.stranded.is_empty()) {
             return false;
         }
         let asked = routing::Needs {
@@ -144,7 +144,7 @@ impl Cluster {
         };
         let shapes = (prefill_shape.clone(), decode_shape.clone());
         self.serve(id);
-        self.dispatch(now, place, placed, options, &shapes, actions);
+        self.dispatch(now, (place, placed), options, &shapes, actions);
         true
     }
 
@@ -152,8 +152,7 @@ impl Cluster {
     fn dispatch(
         &mut self,
         now: Instant,
-        place: (u64, RequestId),
-        placed: Placed,
+        (place, placed): ((u64, RequestId), Placed),
         options: Options,
         (prefill_shape, decode_shape): &(Shape, Shape),
         actions: &mut Vec<Action>,

@@ -115,13 +115,11 @@ fn a_node_that_takes_no_step_loses_its_jobs_and_gets_new_ones_when_it_gets_on() 
 #[test]
 fn a_node_that_says_nothing_any_more_is_stalled_and_one_without_work_may_stand_still() {
     let mut bench = decoding();
-    let mut next = 1;
-    for _ in 0..40 {
+    for next in 1..=40 {
         bench.advance(Duration::from_millis(100));
         // p0 has nothing to do; d0 is silent.
         report(&mut bench, "p0", next, 7, false);
         report(&mut bench, "d1", next, 7, false);
-        next += 1;
     }
     assert!(is_stalled(&bench, "d0") && !is_stalled(&bench, "p0") && !is_stalled(&bench, "d1"));
     assert_eq!(bench.on("d1").len(), 1);

@@ -70,7 +70,7 @@ impl Target for Control {
 
     fn repair(&self, input: &mut Vec<u8>) {
         if let Some(body) = input.get(1 + HEAD_BYTES..) {
-            *input = framed(input[0], &body.to_vec());
+            *input = framed(input[0], body);
         }
     }
 }
