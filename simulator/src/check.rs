@@ -49,7 +49,8 @@ impl World {
             status.queued == 0 && status.queued_bytes == 0,
             "something is queued: {status:?}"
         );
-        anyhow::ensure!(!self.has_timer(), "a timer runs");
+        // One timer for each open request, and no other.
+        cluster.assert_consistent();
         anyhow::ensure!(
             status.nodes.len() == self.scenario.nodes(),
             "a node is missing: {status:?}"
@@ -115,6 +116,7 @@ impl World {
             + faults.slow
             + faults.drains
             + faults.orders
+            + faults.lost_reports
             + faults.switches
             + faults.stalls
             + faults.breaks

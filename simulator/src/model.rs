@@ -230,8 +230,9 @@ fn draw(digest: u64, sample: &SampleSpec, more: u32, history: &[u32]) -> Sampled
     let params: &SamplingParams = &sample.params;
     let mut hash = digest;
     if !params.greedy {
-        hash = mix(hash ^ params.seed);
-        hash = mix(hash ^ u64::from(params.choice + more) << 32 ^ u64::from(sample.output_position));
+        let (seed, choice) = params.stream_of(more);
+        hash = mix(hash ^ seed);
+        hash = mix(hash ^ u64::from(choice) << 32 ^ u64::from(sample.output_position));
     }
     if params.needs_history() {
         hash = history.iter().fold(hash, |hash, token| mix(hash ^ u64::from(*token)));

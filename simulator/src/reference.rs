@@ -91,7 +91,9 @@ impl Reference {
                         answer.choices[choice].push(token);
                     }
                 }
-                EngineEvent::Computed { prompt_logprobs, .. } => answer.prompt_logprobs = prompt_logprobs,
+                EngineEvent::Computed { prompt_logprobs, .. } => {
+                    answer.prompt_logprobs = prompt_logprobs.or(answer.prompt_logprobs.take());
+                }
                 EngineEvent::Beams { beams, .. } => {
                     answer.choices = beams.into_iter().map(|beam| beam.tokens).collect();
                 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use config::{Config, RoutingConfig};
+use config::{Config, LocalPrefillConfig, RoutingConfig};
 use coordinator::core::cluster::ClusterSettings;
 use coordinator::core::nodes::TextIdentity;
 use coordinator::driver::settings;
@@ -19,7 +19,7 @@ pub const IDLE_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// Longest wait of a pusher for an answer to its commit, and for the grant before it.
 pub const COMMIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time between two looks of a node at whether its load is to be reported.
-pub const REPORT_INTERVAL: Duration = Duration::from_millis(200);
+pub const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How large the cluster is, and how much it is asked.
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +110,8 @@ pub struct Scenario {
     pub frame_bytes: usize,
     /// How nodes are chosen.
     pub routing: RoutingConfig,
+    /// Whether decode nodes compute prompts.
+    pub local_prefill: LocalPrefillConfig,
     /// Nodes that may serve any role, bit by bit.
     pub versatile: u64,
     /// Nodes keep computed blocks.
@@ -191,6 +193,7 @@ impl Scenario {
             blocks: vec![64, random.within(24..32) as usize],
             leaves_within_us: 100_000,
             frame_bytes: 64,
+            local_prefill: LocalPrefillConfig::Never,
             ..Self::calm(seed, size)
         }
     }
@@ -217,6 +220,12 @@ impl Scenario {
                 RoutingConfig::PrefixAffinity,
                 RoutingConfig::LeastLoaded,
                 RoutingConfig::RoundRobin,
+            ]),
+            local_prefill: *random.pick(&[
+                LocalPrefillConfig::Never,
+                LocalPrefillConfig::Auto,
+                LocalPrefillConfig::Auto,
+                LocalPrefillConfig::Always,
             ]),
             versatile: if random.chance(350) { random.next_u64() } else { 0 },
             prefix_cache: random.chance(850),
@@ -271,6 +280,8 @@ impl Scenario {
         config.engine.mixed_prefill_tokens = self.chunk_tokens.div_ceil(2);
         let front = &mut config.coordinator;
         front.routing = self.routing;
+        front.node_stall_ms = 3_000;
+        front.local_prefill = self.local_prefill;
         front.queue_timeout_ms = 20_000;
         front.reserve_timeout_ms = 2_000;
         front.prefill_timeout_ms = 8_000;

@@ -129,7 +129,12 @@ fn request(random: &mut Random, id: u128, prompt: Vec<u32>) -> ServeRequest {
         prompt_logprobs: random.chance(80).then(|| random.below(3) as u8),
     };
     match random.below(10) {
-        0 | 1 => request.choices = random.within(2..5) as u32,
+        0 | 1 => {
+            request.choices = random.within(2..5) as u32;
+            if random.chance(250) {
+                request.sampling.choice_seeds = (0..request.choices).map(|_| random.next_u64()).collect();
+            }
+        }
         2 => {
             request.choices = random.within(1..4) as u32;
             request.beam_width = Some(request.choices);

@@ -4,13 +4,14 @@ use std::time::{Duration, Instant};
 
 use coordinator::core::nodes::LegId;
 use engine::plan::{BlockId, SequenceId};
-use engine::reservation::{Reservation, ReserveError};
+use engine::reservation::{Awaited, Reservation, ReserveError};
 use engine::sequence::{OnFinish, SequenceSpec};
 use protocol::control::{Beam, DecodeJob, JobErrorKind, JobEvent, KvSource, StepTiming};
 use protocol::ids::Ticket;
-use protocol::sampling::{FinishReason, SampledToken};
 use protocol::transfer::PushCommit;
 
+use super::local::{PromptHere, word};
+use super::prefill::Prompt;
 use super::{Command, Entry, Node, Out, Return, Timer, Work, sampling_of};
 use crate::model::adapter;
 
@@ -25,6 +26,8 @@ pub(super) struct DecodeWork {
     pub(super) deadline: Instant,
     /// Choices that the coordinator wants no more of, said before they ran.
     updates: Vec<u32>,
+    /// `Some` as long as a prompt that is computed here is not told.
+    pub(super) prompt: Option<PromptHere>,
 }
 
 enum Stage {
@@ -43,10 +46,13 @@ impl DecodeWork {
         matches!(self.stage, Stage::Reserved(..))
     }
 
-    /// The blocks reserved under `ticket`.
-    pub(super) fn reserved(&self, ticket: Ticket) -> Option<&[BlockId]> {
+    /// How many blocks of the reservation under `ticket` are cached ones, which must not be written, and the others.
+    pub(super) fn reserved(&self, ticket: Ticket) -> Option<(u32, &[BlockId])> {
         match &self.stage {
-            Stage::Reserved(of, reservation) if *of == ticket => Some(reservation.blocks()),
+            Stage::Reserved(of, reservation) if *of == ticket => {
+                let have = reservation.have_blocks();
+                Some((have as u32, &reservation.blocks()[have..]))
+            }
             _ => None,
         }
     }
@@ -61,6 +67,7 @@ impl Node {
             job,
             stage: Stage::Entering,
             updates: Vec::new(),
+            prompt: None,
         };
         let longest = Duration::from_millis(work.job.deadline_ms.min(LONGEST_JOB_MS));
         self.out.push(Out::Timer(longest, Timer::Over(leg)));
@@ -73,34 +80,10 @@ impl Node {
         }
     }
 
-    fn decode(&mut self, leg: LegId) -> Option<&mut DecodeWork> {
+    pub(super) fn decode(&mut self, leg: LegId) -> Option<&mut DecodeWork> {
         match self.jobs.get_mut(&leg) {
             Some(Work::Decode(work)) => Some(work),
             Some(Work::Prefill(_)) | None => None,
-        }
-    }
-
-    /// The engine takes the sequences of a job that computes everything here.
-    pub(super) fn enter_compute(&mut self, leg: LegId) {
-        let Some(Work::Decode(work)) = self.jobs.get_mut(&leg) else {
-            return;
-        };
-        let job = &work.job;
-        if let Some(width) = job.beam_width {
-            match self.engine.add_beams(spec(job, 0, &[]), width as usize) {
-                Ok(id) => self.searches(leg, id),
-                Err(error) => self.fail(leg, super::engine_loop::kind_of(&error), error.to_string()),
-            }
-            return;
-        }
-        let specs = job
-            .choices
-            .iter()
-            .map(|start| spec(job, start.choice, &start.generated));
-        let choices = job.choices.iter().map(|start| start.choice).collect();
-        match self.engine.add_choices(specs.collect()) {
-            Ok(ids) => self.runs(leg, ids, choices),
-            Err(error) => self.fail(leg, super::engine_loop::kind_of(&error), error.to_string()),
         }
     }
 
@@ -112,13 +95,20 @@ impl Node {
         let job = &work.job;
         let choices = job.beam_width.map_or(job.choices.len(), |width| width as usize);
         let growth = job.stop.max_tokens as usize;
-        match self.engine.reserve_choices(job.token_ids.len(), growth, choices) {
+        let (_, cache_key) = adapter(job.adapter.as_deref()).unwrap_or_default();
+        let prompt = Awaited {
+            token_ids: &job.token_ids,
+            cache_key,
+            num_computed: computed_tokens(job),
+        };
+        match self.engine.reserve_prompt(&prompt, growth, choices) {
             Ok(reservation) => {
+                let have_blocks = reservation.have_blocks() as u32;
                 let ticket = Ticket(self.next_ticket);
                 self.next_ticket += 1;
                 work.stage = Stage::Reserved(ticket, reservation);
                 self.tickets.insert(ticket, leg);
-                self.say(leg, JobEvent::Granted { ticket, have_blocks: 0 });
+                self.say(leg, JobEvent::Granted { ticket, have_blocks });
             }
             Err(ReserveError::NoBlocks { needed, free, .. }) => {
                 self.counts.busy += 1;
@@ -186,16 +176,16 @@ impl Node {
             self.engine.release_reservation(reservation);
             return;
         };
-        let prompt = work.job.token_ids.len();
+        let computed = computed_tokens(&work.job);
         match entry {
-            Entry::Choices(choices, specs) => match self.engine.commit_choices(reservation, specs, prompt) {
+            Entry::Choices(choices, specs) => match self.engine.commit_choices(reservation, specs, computed) {
                 Ok(ids) => {
                     self.say(leg, JobEvent::Committed);
                     self.runs(leg, ids, choices);
                 }
                 Err(error) => self.fail(leg, JobErrorKind::Invalid, error.to_string()),
             },
-            Entry::Beams(spec, width) => match self.engine.commit_beams(reservation, spec, prompt - 1, width) {
+            Entry::Beams(spec, width) => match self.engine.commit_beams(reservation, spec, computed, width) {
                 Ok(id) => {
                     self.say(leg, JobEvent::Committed);
                     self.searches(leg, id);
@@ -205,18 +195,18 @@ impl Node {
         }
     }
 
-    fn runs(&mut self, leg: LegId, ids: Vec<SequenceId>, choices: Vec<u32>) {
+    pub(super) fn runs(&mut self, leg: LegId, ids: Vec<SequenceId>, choices: Vec<u32>) {
         for (index, id) in ids.iter().enumerate() {
             self.owners.insert(*id, (leg, index));
         }
         let Some(work) = self.decode(leg) else { return };
         work.stage = Stage::Running(ids, choices.into_iter().map(Some).collect());
-        for choice in std::mem::take(&mut work.updates) {
-            self.end_choice(leg, choice);
+        if work.prompt.is_none() {
+            self.heed_updates(leg);
         }
     }
 
-    fn searches(&mut self, leg: LegId, id: SequenceId) {
+    pub(super) fn searches(&mut self, leg: LegId, id: SequenceId) {
         self.owners.insert(id, (leg, 0));
         if let Some(work) = self.decode(leg) {
             work.stage = Stage::Searching(id);
@@ -229,6 +219,8 @@ impl Node {
         match &mut work.stage {
             Stage::Entering | Stage::Reserved(..) | Stage::Committing => work.updates.push(choice),
             Stage::Searching(_) => {}
+            // No token is known yet, so nobody can mean this.
+            Stage::Running(..) if work.prompt.is_some() => work.updates.push(choice),
             Stage::Running(ids, numbers) => {
                 let Some(index) = numbers.iter().position(|number| *number == Some(choice)) else {
                     return;
@@ -244,29 +236,40 @@ impl Node {
     }
 
     /// A sequence of a job has one more token.
-    pub(super) fn token(
-        &mut self,
-        (leg, index): (LegId, usize),
-        token: SampledToken,
-        batch_size: u32,
-        finish: Option<FinishReason>,
-    ) {
+    pub(super) fn token(&mut self, (leg, index): (LegId, usize), news: Prompt) {
         let Some(work) = self.decode(leg) else { return };
         let Stage::Running(_, numbers) = &mut work.stage else {
             return;
         };
-        let Some(choice) = numbers[index] else { return };
+        let (Some(choice), Some((_, finish))) = (numbers[index], news.firsts.first()) else {
+            return;
+        };
         if finish.is_some() {
             numbers[index] = None;
         }
         let all_ended = numbers.iter().all(Option::is_none);
-        let step = StepTiming {
-            batch_size,
-            ..StepTiming::default()
+        let owed = work.prompt.is_some();
+        let words = match &mut work.prompt {
+            None => word(choice, news).into_iter().collect(),
+            Some(prompt) => prompt.take((choice, index), news),
         };
-        self.say(leg, JobEvent::Token { choice, token, step });
+        let told = owed && !words.is_empty();
+        if told {
+            work.prompt = None;
+        }
+        words.into_iter().for_each(|word| self.say(leg, word));
         if all_ended {
             self.end(leg, JobEvent::Finished);
+        } else if told {
+            self.heed_updates(leg);
+        }
+    }
+
+    /// What the coordinator said before it could be heeded.
+    fn heed_updates(&mut self, leg: LegId) {
+        let Some(work) = self.decode(leg) else { return };
+        for choice in std::mem::take(&mut work.updates) {
+            self.end_choice(leg, choice);
         }
     }
 
@@ -311,7 +314,12 @@ impl Node {
     }
 }
 
-fn spec(job: &DecodeJob, choice: u32, generated: &[u32]) -> SequenceSpec {
+/// Tokens of the prompt that are computed when its KV has come.
+fn computed_tokens(job: &DecodeJob) -> usize {
+    job.token_ids.len() - usize::from(job.beam_width.is_some())
+}
+
+pub(super) fn spec(job: &DecodeJob, choice: u32, generated: &[u32]) -> SequenceSpec {
     // The coordinator lets in no request with an adapter that is not known.
     let (adapter, cache_key) = adapter(job.adapter.as_deref()).unwrap_or_default();
     SequenceSpec {

@@ -166,16 +166,16 @@ impl Node {
                 let Some(&(leg, index)) = self.owners.get(&id) else {
                     return;
                 };
+                let news = Prompt {
+                    firsts: std::iter::once((token, finish)).chain(others).collect(),
+                    batch_size,
+                    cached_tokens,
+                    prompt_logprobs,
+                };
                 if matches!(self.jobs.get(&leg), Some(Work::Prefill(_))) {
-                    let prompt = Prompt {
-                        firsts: std::iter::once((token, finish)).chain(others).collect(),
-                        batch_size,
-                        cached_tokens,
-                        prompt_logprobs,
-                    };
-                    self.prompt_computed(leg, prompt);
+                    self.prompt_computed(leg, news);
                 } else {
-                    self.token((leg, index), token, batch_size, finish);
+                    self.token((leg, index), news);
                 }
             }
             EngineEvent::Computed {
@@ -191,7 +191,11 @@ impl Node {
                         cached_tokens,
                         prompt_logprobs,
                     };
-                    self.prompt_computed(leg, prompt);
+                    if matches!(self.jobs.get(&leg), Some(Work::Prefill(_))) {
+                        self.prompt_computed(leg, prompt);
+                    } else {
+                        self.prompt_alone(leg, prompt);
+                    }
                 }
             }
             EngineEvent::Beams { id, beams } => {

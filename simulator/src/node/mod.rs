@@ -6,6 +6,7 @@
 
 mod decode;
 mod engine_loop;
+mod local;
 mod prefill;
 mod push;
 mod receive;
@@ -24,6 +25,7 @@ use engine::sequence::SequenceSpec;
 use protocol::control::{CoordinatorMessage, Job, JobError, JobErrorKind, JobEvent, JobUpdate, LoadReport};
 use protocol::ids::{Role, Ticket};
 use protocol::kv::Fingerprint;
+use protocol::sampling::SamplingParams;
 use protocol::transfer::{FrameHeader, PushCommit, PushOpen, PushReply};
 
 use self::decode::DecodeWork;
@@ -162,9 +164,10 @@ pub struct Node {
     staging_full: u64,
     failing_steps: u64,
     reports: u64,
-    /// Names of blocks that it says it has cached, and of those that it is going to say so of.
+    /// Names of the blocks in the prefix cache, by what the engine says of its changes.
+    cached: BTreeSet<u64>,
+    /// What it has said of them.
     said: BTreeSet<u64>,
-    unsaid: BTreeSet<u64>,
     cache_changes: u64,
     /// What was reported last.
     reported: Option<LoadReport>,
@@ -219,7 +222,7 @@ impl Node {
             failing_steps: scenario.faults.failing_steps,
             reports: 0,
             said: BTreeSet::new(),
-            unsaid: BTreeSet::new(),
+            cached: BTreeSet::new(),
             cache_changes: 0,
             reported: None,
             quiet: 0,
@@ -316,13 +319,6 @@ impl Node {
         };
         if !self.role.may_act_as(wanted) {
             return self.say_failed(leg, JobErrorKind::Draining, "the node serves another role now");
-        }
-        let (prompt, adapter) = match &job {
-            Job::Prefill(job) => (&job.token_ids, &job.adapter),
-            Job::Decode(job) => (&job.token_ids, &job.adapter),
-        };
-        if let Some((_, cache_key)) = crate::model::adapter(adapter.as_deref()) {
-            self.will_cache(prompt, cache_key);
         }
         match job {
             Job::Prefill(job) => self.start_prefill(leg, job),
@@ -431,10 +427,7 @@ impl Node {
     }
 }
 
-/// The sampling of a choice.
-fn sampling_of(sampling: &protocol::sampling::SamplingParams, choice: u32) -> Arc<protocol::sampling::SamplingParams> {
-    Arc::new(protocol::sampling::SamplingParams {
-        choice,
-        ..sampling.clone()
-    })
+/// The sampling of a choice, as nodes with a sequence for each choice write it.
+fn sampling_of(sampling: &SamplingParams, choice: u32) -> Arc<SamplingParams> {
+    Arc::new(sampling.of_choice(choice))
 }

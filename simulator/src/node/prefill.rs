@@ -9,9 +9,10 @@ use prefill_node::core::push_schedule::{Piece, PushSchedule};
 use protocol::control::{HandoffStats, JobErrorKind, JobEvent, PrefillJob, PromptComputed, StepTiming};
 use protocol::sampling::{FinishReason, PromptLogprob, SampledToken, StopRules};
 use protocol::transfer::PushOpen;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Command, Node, Out, PushId, Return, Timer, Work, sampling_of};
+use super::{Command, Node, Out, PushId, Return, Timer, Work};
 use crate::model::{LAYOUT, Pool, adapter};
 
 /// A prefill job.
@@ -229,7 +230,7 @@ fn spec(job: &PrefillJob) -> Option<SequenceSpec> {
     Some(SequenceSpec {
         token_ids: job.token_ids.clone(),
         prompt_len: job.token_ids.len(),
-        sampling: sampling_of(&job.sampling, job.sampling.choice),
+        sampling: Arc::new(job.sampling.clone()),
         stop: StopRules {
             max_tokens: job.stop.max_tokens.max(1),
             ..job.stop.clone()

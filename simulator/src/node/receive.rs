@@ -17,6 +17,8 @@ const MAX_PAYLOAD: u32 = 1 << 20;
 /// See the head of the file.
 pub(super) struct Receive {
     ticket: Ticket,
+    /// Blocks that were cached: they come before those that are written.
+    have: u32,
     /// Blocks that the reservation had when the handoff was granted. They may be somebody else's by now: what keeps late
     /// frames out of them is the session.
     blocks: Vec<BlockId>,
@@ -52,10 +54,10 @@ impl Node {
 
     fn receive_open(&mut self, id: PushId, open: &PushOpen) {
         match self.grant(open) {
-            Ok(blocks) => {
+            Ok((have, blocks)) => {
                 let extent = Extent {
                     layers: LAYOUT.num_layers,
-                    first_block: 0,
+                    first_block: have,
                     blocks: blocks.len() as u32,
                 };
                 let limits = ReceiveLimits {
@@ -65,6 +67,7 @@ impl Node {
                 let session = ReceiveSession::new(open.ticket, open.epoch, LAYOUT, extent, limits);
                 let receive = Receive {
                     ticket: open.ticket,
+                    have,
                     blocks,
                     session,
                     told: 0,
@@ -77,7 +80,7 @@ impl Node {
     }
 
     /// The blocks that a push may write.
-    fn grant(&self, open: &PushOpen) -> Result<Vec<BlockId>, String> {
+    fn grant(&self, open: &PushOpen) -> Result<(u32, Vec<BlockId>), String> {
         if open.fingerprint != self.fingerprint {
             return Err("fingerprint: model or KV layout differ".to_owned());
         }
@@ -94,8 +97,8 @@ impl Node {
             return Err(format!("ticket {} is being pushed to already", open.ticket));
         }
         let blocks = work.reserved(open.ticket);
-        let blocks = blocks.ok_or_else(|| format!("ticket {} has no blocks", open.ticket))?;
-        Ok(blocks.to_vec())
+        let (have, blocks) = blocks.ok_or_else(|| format!("ticket {} has no blocks", open.ticket))?;
+        Ok((have, blocks.to_vec()))
     }
 
     /// A frame comes, to whichever handoff it belongs. Blocks that are not reserved for that handoff are canaries.
@@ -107,7 +110,7 @@ impl Node {
                 Work::Prefill(_) => None,
             }
         });
-        let own = reserved.unwrap_or_default().to_vec();
+        let own = reserved.map_or(Vec::new(), |(_, blocks)| blocks.to_vec());
         let total = self.engine.limits().total_blocks as u32;
         let canaries = || (0..total).map(BlockId).filter(|block| !own.contains(block));
         let before = self.pool.fingerprint(canaries());
@@ -137,7 +140,7 @@ impl Node {
                     return;
                 }
                 PayloadAction::Write => {
-                    let first = header.first_block as usize;
+                    let first = (header.first_block - receive.have) as usize;
                     let blocks = &receive.blocks[first..first + header.blocks as usize];
                     let mut parts = payload.chunks(LAYOUT.layer_block_bytes());
                     for layer in header.first_layer..header.first_layer + header.layers {

@@ -1,15 +1,17 @@
 //! What a node says of itself: who it is, how much it has to do, what it has cached.
 
+use std::collections::BTreeSet;
+
+use engine::event::CacheEvent;
 use protocol::PROTOCOL_VERSION;
 use protocol::control::{CacheChange, Hello, LoadReport};
 use protocol::ids::NodeId;
-use protocol::prefix::block_hashes;
 
 use super::Node;
 use crate::model::{LAYOUT, identity};
 
 /// A report is sent at least every so many looks.
-const QUIET_LOOKS: u32 = 20;
+const QUIET_LOOKS: u32 = 10;
 
 impl Node {
     /// How it introduces itself.
@@ -33,7 +35,7 @@ impl Node {
     pub fn joined(&mut self) {
         (self.reports, self.reported, self.quiet) = (0, None, 0);
         self.cache_changes = 0;
-        self.unsaid.append(&mut self.said);
+        self.said.clear();
     }
 
     /// The report that is due, if its load has changed or nothing was said for long.
@@ -67,29 +69,36 @@ impl Node {
         })
     }
 
-    /// What it says of its prefix cache, if it says something. These are hints: some of them are wrong here.
+    /// What has changed in its prefix cache, if something has.
     pub fn cache_change(&mut self) -> Option<CacheChange> {
+        let mut events = Vec::new();
+        if self.engine.take_cache_changes(&mut events) {
+            for event in events {
+                match event {
+                    CacheEvent::Added(name) => self.cached.extend([name]),
+                    CacheEvent::Removed(name) => self.cached.retain(|known| *known != name),
+                }
+            }
+        } else {
+            self.cached = self.engine.cached_names().collect();
+        }
+        let now = self.cached.clone();
+        if now != self.engine.cached_names().collect::<BTreeSet<u64>>() {
+            self.problem = Some("the changes of the prefix cache are not what is cached".to_owned());
+        }
         let first = self.cache_changes == 0;
-        let added = std::mem::take(&mut self.unsaid);
-        let removed: Vec<u64> = self.said.iter().copied().filter(|_| self.random.chance(30)).collect();
+        let added: Vec<u64> = now.difference(&self.said).copied().collect();
+        let removed: Vec<u64> = self.said.difference(&now).copied().collect();
         if added.is_empty() && removed.is_empty() && !first {
             return None;
         }
         self.cache_changes += 1;
-        self.said.retain(|name| !removed.contains(name));
-        self.said.extend(&added);
+        self.said = now;
         Some(CacheChange {
             sequence: self.cache_changes,
             reset: first,
-            added: added.into_iter().collect(),
+            added,
             removed,
         })
-    }
-
-    pub(super) fn will_cache(&mut self, prompt: &[u32], cache_key: u64) {
-        let names = block_hashes(prompt, LAYOUT.block_tokens as usize, cache_key);
-        let said = &self.said;
-        self.unsaid
-            .extend(names.into_iter().filter(|name| !said.contains(name)));
     }
 }

@@ -328,11 +328,6 @@ impl World {
         self.trace.hash()
     }
 
-    /// True if the coordinator waits for a deadline.
-    pub(crate) fn has_timer(&self) -> bool {
-        self.front.cluster.poll_timeout(self.now).is_some()
-    }
-
     /// The nodes that live.
     pub(crate) fn living(&self) -> impl Iterator<Item = &Node> {
         self.nodes.iter().filter_map(|slot| slot.node.as_ref())
