@@ -244,6 +244,14 @@ impl Scenario {
         }
     }
 
+    /// What a node serves at its start.
+    pub fn role(&self, index: usize) -> Role {
+        match self.certified(index) {
+            Role::Both if index.is_multiple_of(2) => Role::Both,
+            _ => self.node(index).1,
+        }
+    }
+
     /// Name and role of a node.
     pub fn node(&self, index: usize) -> (String, Role) {
         match index.checked_sub(self.size.prefill) {

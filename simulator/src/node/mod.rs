@@ -195,7 +195,7 @@ enum Computes {
 impl Node {
     /// A node that has just started. An error says which limit is wrong.
     pub fn new(scenario: &Scenario, index: usize, boot: u64, random: Random) -> anyhow::Result<Self> {
-        let (name, role) = scenario.node(index);
+        let (name, role) = (scenario.node(index).0, scenario.role(index));
         let limits = scenario.engine(index);
         Ok(Self {
             name,

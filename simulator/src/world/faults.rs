@@ -91,7 +91,7 @@ impl World {
             time: random.micros(100_000..2_000_000),
         });
         some(faults.switches, &mut |random| {
-            let role = *random.pick(&[Role::Prefill, Role::Decode]);
+            let role = *random.pick(&[Role::Prefill, Role::Decode, Role::Both]);
             Incident::Switch(random.below(nodes) as usize, role)
         });
         some(faults.stalls, &mut |random| {
@@ -204,13 +204,14 @@ impl World {
     /// A node stops. Those at the other ends of its connections give it up if it stops for long; it learns that when it
     /// goes on, before or after it has read what had come until then.
     fn freeze(&mut self, index: usize, time: Duration) {
+        if self.nodes[index].frozen_until.is_some_and(|until| until > self.now) {
+            return;
+        }
         let slot = &mut self.nodes[index];
         let Some(boot) = slot.node.as_ref().map(|node| node.boot) else {
             return;
         };
-        let until = slot
-            .frozen_until
-            .map_or(self.now + time, |before| before.max(self.now + time));
+        let until = self.now + time;
         slot.frozen_until = Some(until);
         self.quiet_not_before(time + IDLE_TIMEOUT);
         if time < IDLE_TIMEOUT {

@@ -107,6 +107,7 @@ impl Cluster {
         let place = (entry.number, id);
         let (request, cached) = (&entry.request, entry.cached());
         let needs = needs(&request.request);
+        let one_could = may_be_local(&request.request);
         let may_be_local = self.may_be_local(&request.request);
         let too_large = |(role, shape): &(Role, Shape)| self.nodes.too_large(*role, shape);
         let [prefill_need, decode_need] = &needs.all;
@@ -137,6 +138,7 @@ impl Cluster {
         let asked = routing::Needs {
             decode: needs_decode,
             may_be_local,
+            one_could,
             prefill_serves: self.nodes.is_serving(now, Role::Prefill),
         };
         let Some(placed) = self.router.place(&options, &asked) else {

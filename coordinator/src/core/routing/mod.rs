@@ -121,6 +121,11 @@ impl DecodeOption {
 }
 
 impl Options {
+    /// True if a node that serves both roles would hand over to itself.
+    fn is_one_node(&self, prefill: usize, decode: usize) -> bool {
+        self.prefill[prefill].node.link == self.decode[decode].node.link
+    }
+
     /// Microseconds, if prefill node number `prefill` and decode node number `decode` share the work.
     pub fn pair_us(&self, prefill: usize, decode: usize) -> u64 {
         let prompt = self.prefill[prefill].cost_us();
@@ -167,8 +172,10 @@ pub enum LocalPrefill {
 pub struct Needs {
     /// More than the first tokens are wanted.
     pub decode: bool,
-    /// A decode node could do all of it.
+    /// A decode node could do all of it, and is allowed to.
     pub may_be_local: bool,
+    /// A node that serves both roles could do all of it.
+    pub one_could: bool,
     /// A prefill node takes jobs, though perhaps not now.
     pub prefill_serves: bool,
 }
@@ -234,10 +241,32 @@ impl Router {
             return prefix_affinity::local(options).map(Placed::Local);
         }
         if needs.decode {
-            self.pair(options)
-                .map(|(prefill, decode)| Placed::Pair(prefill, decode))
+            let (prefill, decode) = self.pair(options)?;
+            if !options.is_one_node(prefill, decode) {
+                return Some(Placed::Pair(prefill, decode));
+            }
+            // What a node hands over to itself it holds twice. Where there is no room for that, the reservation waits for the
+            // prompt, and the prompt for blocks that the reservation has.
+            if needs.one_could {
+                return Some(Placed::Local(decode));
+            }
+            let (prefill, decode) = self.two_nodes(options, prefill).unwrap_or((prefill, decode));
+            Some(Placed::Pair(prefill, decode))
         } else {
             self.prefill(options).map(Placed::Prefill)
+        }
+    }
+
+    /// A pair of two nodes, if there is one; not with the prefill node of that number.
+    fn two_nodes(&mut self, options: &Options, without: usize) -> Option<(usize, usize)> {
+        let mut others = options.clone();
+        others.prefill[without].node.free = false;
+        loop {
+            let (prefill, decode) = self.pair(&others)?;
+            if !others.is_one_node(prefill, decode) {
+                return Some((prefill, decode));
+            }
+            others.prefill[prefill].node.free = false;
         }
     }
 

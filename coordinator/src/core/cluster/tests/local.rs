@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use protocol::control::{Job, JobErrorKind, JobEvent, KvSource};
-use protocol::ids::RequestId;
+use protocol::ids::{RequestId, Role};
 
 use super::bench::Bench;
 use crate::core::decisions::Way;
@@ -59,6 +59,39 @@ fn without_a_prefill_node_a_decode_node_does_all_of_it() {
     bench.first_token(leg, 65);
     assert_eq!(bench.text(2), "A");
     bench.assert_idle();
+}
+
+#[test]
+fn a_node_of_both_roles_hands_nothing_over_to_itself() {
+    let mut bench = cluster(LocalPrefill::Never, &[]);
+    bench.join(Role::Both, "b0", 1);
+    bench.submit(request(1, 6, 3));
+    let leg = bench.started("b0");
+    let Job::Decode(job) = bench.job(leg) else {
+        panic!("a decode job")
+    };
+    assert_eq!(job.source, KvSource::Compute);
+    bench.first_token(leg, 65);
+    bench.token(leg, 1, 66);
+    bench.token(leg, 2, 67);
+    assert_eq!(bench.text(1), "ABC");
+    // What needs a prefill node is handed over, to another node if there is one.
+    let mut told = request(2, 6, 3);
+    told.prompt_logprobs = Some(0);
+    bench.submit(told.clone());
+    let leg = bench.last_started("b0");
+    let Job::Decode(job) = bench.job(leg) else {
+        panic!("a decode job")
+    };
+    assert_eq!(job.source, KvSource::Handoff);
+    bench.cancel(2);
+    bench.join(Role::Both, "b1", 1);
+    told.id = RequestId(3);
+    bench.submit(told);
+    let reservation = bench.last_started("b0");
+    bench.granted(reservation, 7);
+    let jobs = ["b0", "b1"].map(|node| bench.on(node).len());
+    assert_eq!(jobs, [1, 1], "one has the reservation, the other computes the prompt");
 }
 
 #[test]
