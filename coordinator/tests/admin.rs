@@ -118,7 +118,7 @@ async fn what_cannot_be_done_is_said_and_strangers_stay_out() {
         ),
         ("POST", "/nodes/d0/drain", r#"{"mvoe": true}"#, 400, "mvoe"),
         ("POST", "/nodes/d0/drain", r#"{"move": 1}"#, 400, "move"),
-        ("POST", "/nodes/d0/role", r#"{"role": "boss"}"#, 400, "prefill"),
+        ("POST", "/nodes/d0/role", r#"{"role": "boss"}"#, 400, "boss"),
         ("POST", "/nodes/d0/role", "", 400, "prefill"),
         ("POST", "/nodes/d0/role", "[", 400, "role"),
         ("POST", "/nodes/d0/role", r#"{"role": "prefill"}"#, 409, "certificate"),

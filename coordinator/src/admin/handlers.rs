@@ -65,11 +65,12 @@ pub async fn role(
     state.admit(&request)?;
     let right = r#"{"role": "prefill"}, {"role": "decode"} or {"role": "both"}"#;
     let RoleBody { role } = parse(&body, right)?;
-    let role = [Role::Prefill, Role::Decode, Role::Both]
+    let wanted = [Role::Prefill, Role::Decode, Role::Both]
         .into_iter()
         .find(|of| of.as_str() == role);
-    let role = role.ok_or_else(|| Problem::Invalid(format!("`role` names no role of a node; right is {right}")))?;
-    order(&state, &name, Order::SetRole(role)).await
+    let shown: String = role.chars().take(32).collect();
+    let wanted = wanted.ok_or_else(|| Problem::Invalid(format!("`role` is {shown:?}; right is {right}")))?;
+    order(&state, &name, Order::SetRole(wanted)).await
 }
 
 /// `GET /debug/decisions/{request}`.

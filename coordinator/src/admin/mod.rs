@@ -19,7 +19,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use actix_web::dev::Server;
-use actix_web::web::{Data, JsonConfig};
+use actix_web::web::{Data, PayloadConfig};
 use actix_web::{App, HttpRequest, HttpServer, web};
 use config::{AdminConfig, Secret};
 
@@ -73,7 +73,7 @@ pub fn bind(config: &AdminConfig, handle: CoordinatorHandle) -> io::Result<Optio
     let server = HttpServer::new(move || {
         App::new()
             .app_data(state.clone())
-            .app_data(JsonConfig::default().limit(MAX_BODY))
+            .app_data(PayloadConfig::new(MAX_BODY))
             .configure(routes)
             .default_service(web::to(handlers::unknown_path))
     })

@@ -23,7 +23,7 @@ pub struct Turn {
     pub due: Instant,
     /// Place in the order of arrival, for those that are due at once.
     pub number: u64,
-    /// Tokens that it may compute.
+    /// Tokens that it may compute; 0 if its key has paid for them before.
     pub size: u64,
 }
 
@@ -74,7 +74,7 @@ impl WaitingQueue {
             && let Some(line) = self.lines.get_mut(&turn.tenant)
         {
             self.now = self.now.max(line.start);
-            line.start = line.start.saturating_add(turn.size.max(1));
+            line.start = line.start.saturating_add(turn.size);
         }
         self.remove(id)
     }

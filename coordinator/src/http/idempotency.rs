@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use futures_util::stream::{self, StreamExt};
 use runtime::clock::Clock;
 use tokio::sync::watch;
-use tokio::time::{sleep, sleep_until};
+use tokio::time::sleep_until;
 
 use super::backend::Events;
 use super::caller::IdempotencyKey;
@@ -168,7 +168,7 @@ impl Recorder {
         let (keep, clock) = (self.calls.keep, self.calls.clock);
         // Ends with the call, or once its client has been gone for long; then, after `keep`, the call is forgotten.
         tokio::spawn(async move {
-            let answered = call.run(events, keep).await;
+            let answered = call.run(events, keep, clock).await;
             // A call that failed is not remembered: sent again, it is tried again.
             if answered {
                 *lock(&call.ended) = Some(clock.now());
@@ -215,21 +215,24 @@ impl Call {
 
     /// Writes down what the requests say until all have ended, or the client has stayed away, which cancels them. True if
     /// they were answered.
-    async fn run(&self, events: Vec<Events>, patience: Duration) -> bool {
+    async fn run(&self, events: Vec<Events>, patience: Duration, clock: Clock) -> bool {
         let numbered = events.into_iter().enumerate();
         let numbered = numbered.map(|(number, events)| events.map(move |event| (number, event)));
         let mut all = stream::select_all(numbered);
         let mut readers = self.readers.subscribe();
         let mut answered = true;
+        // Until when the client may stay away; tokens that come meanwhile change nothing about it.
+        let mut until: Option<Instant> = None;
         loop {
+            until = match *readers.borrow_and_update() {
+                0 => until.or_else(|| clock.now().checked_add(patience)),
+                _ => None,
+            };
             let gone = async {
-                while *readers.borrow_and_update() > 0 {
-                    // The sender is a part of the call, which is here.
-                    if readers.changed().await.is_err() {
-                        break;
-                    }
+                match until {
+                    Some(until) => sleep_until(until.into()).await,
+                    None => std::future::pending().await,
                 }
-                sleep(patience).await;
             };
             tokio::select! {
                 event = all.next() => match event {
@@ -242,6 +245,8 @@ impl Call {
                         return answered;
                     }
                 },
+                // The sender is a part of the call, which is here.
+                _ = readers.changed() => {}
                 () = gone => {
                     if *self.readers.borrow() == 0 {
                         self.fail(&given_up());
@@ -318,7 +323,7 @@ impl Drop for Cursor {
 #[cfg(test)]
 mod tests {
     use tokio::sync::mpsc;
-    use tokio::time::timeout;
+    use tokio::time::{sleep, timeout};
 
     use super::*;
 
@@ -398,6 +403,16 @@ mod tests {
         timeout(Duration::from_secs(5), sender.closed())
             .await
             .expect("cancelled");
+        let (sender, client) = begin(&calls, "c");
+        drop(client);
+        let talks = async {
+            while sender.send(event(1)).await.is_ok() {
+                sleep(KEEP / 8).await
+            }
+        };
+        timeout(Duration::from_secs(5), talks)
+            .await
+            .expect("cancelled, though tokens come");
         let (_sender, client) = begin(&calls, "b");
         sleep(3 * KEEP).await;
         assert_eq!(calls.len(), 1, "whoever waits is not sent away");

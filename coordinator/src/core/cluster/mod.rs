@@ -7,8 +7,6 @@ mod interface;
 mod orders;
 mod place;
 #[cfg(test)]
-mod simulation;
-#[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -397,7 +395,12 @@ impl Cluster {
     fn requeue(&mut self, place: (u64, RequestId)) {
         if let Some(entry) = self.requests.get(&place.1) {
             self.admission.enqueue(entry.call, entry.request.request.charge());
-            self.queue.insert(place.1, turn(&entry.request, place.0, 0));
+            // Its key has paid for it: what happened to it is not the key's doing.
+            let turn = Turn {
+                size: 0,
+                ..turn(&entry.request, place.0, 0)
+            };
+            self.queue.insert(place.1, turn);
         }
     }
 

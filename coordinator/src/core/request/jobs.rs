@@ -89,7 +89,7 @@ impl Request {
             sampling: self.request.sampling.clone(),
             stop: self.request.stop.clone(),
             source,
-            // Only moved requests are computed by decode nodes: their prompts have been told of.
+            // Of moved requests the prompts have been told of; those that decode nodes begin do not ask (`local`).
             prompt_logprobs: None,
             handoff_deadline_ms: self.within(now, handoff),
             deadline_ms: self.within(now, Duration::MAX),

@@ -9,8 +9,8 @@ use super::{Context, Effect, Request, RequestLimits, State};
 use crate::core::nodes::LegId;
 use crate::core::types::{ClientEvent, ServeRequest};
 
-/// True if a decode node can do all of it: choices are drawn, it is no beam search, and the prompt's log-probabilities, which
-/// decode nodes do not tell, are not asked for.
+/// True if a decode node may be given all of it: choices are drawn, it is no beam search, and the prompt's log-probabilities are
+/// not asked for. (Nodes can do these, too; requests for them always go by a prefill node so far.)
 pub fn may_be_local(request: &ServeRequest) -> bool {
     request.choices > 0 && request.beam_width.is_none() && request.prompt_logprobs.is_none()
 }

@@ -47,7 +47,7 @@ impl FakeNode<'_> {
             node: NodeId(self.name.to_owned()),
             boot: 1,
             role: self.role,
-            address: format!("127.0.0.1:{}", 9),
+            address: "127.0.0.1:9".to_owned(),
             model: ModelIdentity {
                 architecture: "llama".to_owned(),
                 vocab_size: u32::try_from(self.text.vocab_size).unwrap_or(u32::MAX),
