@@ -247,17 +247,23 @@ async fn answers_that_move_to_another_node_keep_their_adapter() -> Result<()> {
     let adapters = adapters()?;
     let mut reference = reference(&adapters)?;
     let cases = cases(&mut reference, 36, 200)?;
-    let mut cluster = Cluster::start(spec(1, 2).set(adapters.setting())).await?;
+    // Both decode nodes always have some of the answers, and the rest waits for its turn: a round lasts long enough for the
+    // kill to meet answers, however fast the machine is.
+    let spec = spec(1, 2)
+        .set(adapters.setting())
+        .set("engine.max_num_seqs=4")
+        .set("coordinator.routing=round_robin")
+        .set("coordinator.breaker_failures=1000");
+    let mut cluster = Cluster::start(spec).await?;
     let judge = Judge::new(cluster.url(), reference.text.clone());
     let mut moved = 0.0;
-    // A kill may come when nothing runs on the node: some rounds, until answers have moved.
-    for round in 0..6 {
+    // A kill may come when little runs there: some rounds.
+    for round in 0..12 {
         let asking = ask_all(&judge, &cases, 36, round);
         let killing = async {
-            // In the middle of the answers, however fast the machine is.
-            for _ in 0..200 {
+            for _ in 0..500 {
                 let decoding = states(&cluster).await?.get("decoding").copied().unwrap_or_default();
-                if decoding >= 12.0 {
+                if decoding >= 4.0 {
                     break;
                 }
                 pause(2).await;
@@ -276,7 +282,7 @@ async fn answers_that_move_to_another_node_keep_their_adapter() -> Result<()> {
         logged(&mut cluster, "decode-0", &["joined"]).await?;
     }
     eprintln!("{moved} answers have moved");
-    ensure!(moved > 2.0, "no answer has moved");
+    ensure!(moved > 2.0, "only {moved} answers have moved");
     Ok(())
 }
 
