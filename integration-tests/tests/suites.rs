@@ -40,7 +40,6 @@ fn lm_eval_agrees_with_itself_to_the_digit_with_a_local_tokenizer() -> Result<()
 }
 
 #[test]
-#[ignore = "about four minutes; its count of operations has not been seen to hold in a whole run yet"]
 fn every_operation_of_the_openapi_document_keeps_its_word() -> Result<()> {
     // Many short answers: what is asked for is what counts.
     let scene = Scene::start(&tiny_model(), &["limits.max_iter_times=4"])?;
