@@ -1,4 +1,5 @@
-//! The long form of the test `upheaval`: every node killed 20 times, frozen for 5 s, cut off; losses and delays; 200 streams.
+//! The long form of the test `upheaval`: every node and coordinator killed 20 times, every node frozen for 5 s and cut off;
+//! losses and delays; 200 streams.
 //!
 //! `cargo build --release --workspace --bins --example upheaval && target/release/examples/upheaval [KILLS] [SEED]`
 
@@ -17,6 +18,7 @@ async fn main() -> Result<()> {
     };
     let plan = Plan {
         kills: number(1, 20)? as usize,
+        coordinator_kills: number(1, 20)? as usize,
         freezes: 1,
         frozen: Duration::from_secs(5),
         cuts: 2,

@@ -17,7 +17,7 @@ use crate::random::Random;
 /// A request that nothing may keep from ending in this time ends late; every configured deadline of the tests is shorter.
 pub const HANGS_AFTER: Duration = Duration::from_secs(30);
 /// No test runs load for longer.
-const LONGEST: Duration = Duration::from_secs(120);
+const LONGEST: Duration = Duration::from_secs(600);
 
 /// A request that was sent so long ago has arrived.
 const UNDERWAY: Duration = Duration::from_millis(200);

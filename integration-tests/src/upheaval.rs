@@ -23,6 +23,8 @@ const SETTLES_WITHIN: Duration = Duration::from_secs(15);
 pub struct Plan {
     /// How often each node is killed and started again.
     pub kills: usize,
+    /// How often each coordinator is killed and started again.
+    pub coordinator_kills: usize,
     /// How often each node is frozen, and for how long.
     pub freezes: usize,
     /// How long a freeze lasts.
@@ -49,10 +51,16 @@ pub struct Upheaval {
 pub struct Recovery(Vec<Duration>);
 
 impl Recovery {
-    /// Median and maximum.
-    pub fn p50_and_max(&mut self) -> Option<(Duration, Duration)> {
+    /// Prints median and maximum.
+    fn print(&mut self, of: &str) -> Result<()> {
         self.0.sort();
-        Some((*self.0.get(self.0.len() / 2)?, *self.0.last()?))
+        let (p50, max) = (self.0.get(self.0.len() / 2), self.0.last());
+        let (p50, max) = p50.zip(max).context("no kills")?;
+        eprintln!(
+            "first exact answer after {of}, {} times: p50 {p50:?}, max {max:?}",
+            self.0.len()
+        );
+        Ok(())
     }
 }
 
@@ -91,11 +99,16 @@ impl Upheaval {
     }
 
     async fn end(&self, loads: [Running; 2], what: &str) -> Result<[Tally; 2]> {
+        self.end_without(None, loads, what).await
+    }
+
+    /// As `end`, where a coordinator was killed: the connections of its clients may have ended.
+    async fn end_without(&self, killed: Option<usize>, loads: [Running; 2], what: &str) -> Result<[Tally; 2]> {
         let [first, second] = loads;
         let tallies = [first.stop().await?, second.stop().await?];
-        for tally in &tallies {
+        for (i, tally) in tallies.iter().enumerate() {
             eprintln!("{what}: {tally}");
-            tally.honest(false).with_context(|| what.to_owned())?;
+            tally.honest(killed == Some(i)).with_context(|| what.to_owned())?;
             ensure!(tally.slowest() < HANGS_AFTER, "{what}: {tally}");
         }
         Ok(tallies)
@@ -120,6 +133,32 @@ impl Upheaval {
             let tallies = self.end(loads, &format!("{node} killed {times} times")).await?;
             for at in back {
                 let first = tallies.iter().filter_map(|tally| tally.first_exact_after(at)).min();
+                recovery.0.push(first.context("no exact answer after a restart")?);
+            }
+        }
+        Ok(recovery)
+    }
+
+    /// Kills each coordinator and starts it again, `times` times: its clients lose their connections, those of the other
+    /// one nothing.
+    pub async fn coordinator_kills(&mut self, times: usize) -> Result<Recovery> {
+        let mut recovery = Recovery::default();
+        for (i, name) in ["coordinator", "coordinator-1"].into_iter().enumerate() {
+            let loads = self.load();
+            let mut back: Vec<Instant> = Vec::new();
+            for _ in 0..times {
+                pause(self.random.between(200, 700)).await;
+                self.cluster.kill(name)?;
+                pause(self.random.between(0, 1_500)).await;
+                self.cluster.start_process(name, "coordinator", &[])?;
+                back.push(Clock.now());
+                self.cluster.ready().await?;
+            }
+            pause(1_000).await;
+            let what = format!("{name} killed {times} times");
+            let tallies = self.end_without(Some(i), loads, &what).await?;
+            for at in back {
+                let first = tallies[i].first_exact_after(at);
                 recovery.0.push(first.context("no exact answer after a restart")?);
             }
         }
@@ -181,11 +220,11 @@ impl Upheaval {
     pub async fn run(mut self, plan: &Plan) -> Result<()> {
         if plan.kills > 0 {
             let mut recovery = self.kills(plan.kills).await?;
-            let (p50, max) = recovery.p50_and_max().context("no kills")?;
-            eprintln!(
-                "first exact answer after a restart, {} restarts: p50 {p50:?}, max {max:?}",
-                recovery.0.len()
-            );
+            recovery.print("a node's return")?;
+        }
+        if plan.coordinator_kills > 0 {
+            let mut recovery = self.coordinator_kills(plan.coordinator_kills).await?;
+            recovery.print("the start of a coordinator")?;
         }
         self.freezes(plan.freezes, plan.frozen).await?;
         self.cuts(plan.cuts).await?;
@@ -198,6 +237,11 @@ impl Upheaval {
         for url in [self.cluster.url_of(0), self.cluster.url_of(1)] {
             self.known.check(&self.client, &url, 0).await?;
             let page = self.client.get(format!("{url}/metrics")).send().await?.text().await?;
+            let (stalled, moved) = (
+                metric(&page, "baton_migration_stall_seconds_sum", &[]).unwrap_or(0.0),
+                metric(&page, "baton_migration_stall_seconds_count", &[]).unwrap_or(0.0),
+            );
+            eprintln!("since its last start: {moved} answers moved, which took {stalled:.3} s in all");
             let disagreements = metric(&page, "baton_token_disagreements_total", &[]).unwrap_or(0.0);
             ensure!(disagreements == 0.0, "{disagreements} tokens differ between nodes");
         }

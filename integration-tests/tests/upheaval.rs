@@ -7,6 +7,7 @@ use integration_tests::upheaval::{Plan, Upheaval};
 
 const SHORT: Plan = Plan {
     kills: 1,
+    coordinator_kills: 1,
     freezes: 1,
     frozen: Duration::from_millis(2_500),
     cuts: 1,

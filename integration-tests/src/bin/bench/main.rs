@@ -9,6 +9,7 @@ mod interfere;
 mod machine;
 mod memory;
 mod mixed;
+mod overload;
 mod pin;
 mod report;
 mod roofline;
@@ -37,6 +38,8 @@ enum What {
     Coordinator(coordinator::Args),
     /// What prompts do to running decodes: on nodes of their own, and on one node for both.
     Interfere(interfere::Args),
+    /// What requests that wait cost those that are served.
+    Overload(overload::Args),
     /// Resident memory of a prefill and a decode node, as started and with the KV pool used.
     Memory(memory::Args),
     /// What stop strings cost while tokens are generated.
@@ -52,6 +55,7 @@ fn main() -> Result<()> {
         What::Engine(args) => engine::run(&args),
         What::Coordinator(args) => coordinator::run(&args),
         What::Interfere(args) => interfere::run(&args),
+        What::Overload(args) => overload::run(&args),
         What::Memory(args) => memory::run(&args),
         What::Stops(args) => stops::run(&args),
         What::Structured(args) => structured::run(&args),
