@@ -3,12 +3,13 @@
 //! error, and afterwards every block is free.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use integration_tests::ask::{Ask, Door};
 use integration_tests::cluster::{Cluster, ClusterSpec, metric, metric_sum};
-use integration_tests::load::{HANGS_AFTER, Tally};
+use integration_tests::load::{HANGS_AFTER, Known, Tally};
 use integration_tests::ports::free_tcp;
 use integration_tests::random::Random;
 use integration_tests::storm::{Moment, Seen, storm};
@@ -358,5 +359,38 @@ async fn little_room_makes_requests_wait_and_no_answer_wrong() -> Result<()> {
         "{errors:?}"
     );
     ensure!(tally.exact() >= 20, "those who could wait were not served");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixty_four_wait_where_four_fit_and_everybody_is_answered() -> Result<()> {
+    let port = free_tcp()?;
+    // Answers that may grow further than admission looks ahead, so that they get in each other's way.
+    let spec = spec(1, 1)
+        .set("limits.max_seq_len=512")
+        .set("coordinator.queue_timeout_ms=25000")
+        .set_for("decode", "engine.kv_pool_tokens=2048")
+        .set_for("decode", format!("node.metrics_listen=127.0.0.1:{port}"));
+    let cluster = Cluster::start(spec).await?;
+    let (client, mut random) = (Client::new(), Random::new(43));
+    let mut asks = Ask::mixed(&mut random, 16, 20, (420, 470));
+    asks.extend((0..4).map(|_| Ask::demanding(&mut random, 20, 400)));
+    let known = Arc::new(Known::learn(&client, &cluster.url(), asks).await?);
+    let mut preempted = 0.0;
+    for _ in 0..10 {
+        let tally = known.burst(&client, &cluster.url(), 68).await?;
+        let settled = idle_within(&cluster, 2, IDLE_WITHIN).await?;
+        let page = reqwest::get(format!("http://127.0.0.1:{port}/metrics"))
+            .await?
+            .text()
+            .await?;
+        preempted = metric(&page, "baton_num_preemptions_total", &[]).unwrap_or(0.0);
+        eprintln!("68 at once on room for four: {tally}; preempted {preempted}; idle after {settled:?}");
+        tally.all_exact()?;
+        if preempted > 0.0 {
+            break;
+        }
+    }
+    ensure!(preempted > 0.0, "there was room for all");
     Ok(())
 }

@@ -58,7 +58,7 @@ struct Pair {
     pool: Arc<KvPool>,
     table: Arc<Reservations>,
     /// How handoffs ended on the decode node.
-    ended: mpsc::UnboundedReceiver<(Outcome, ReceiveCounters)>,
+    ended: mpsc::Receiver<(Outcome, ReceiveCounters)>,
     /// What each block of each layer must hold.
     right: Vec<Vec<Vec<u8>>>,
     random: Random,
@@ -100,7 +100,7 @@ impl Pair {
             LAYOUT,
             &TransferConfig::default(),
         );
-        let (sender, ended) = mpsc::unbounded_channel();
+        let (sender, ended) = mpsc::channel(16);
         let accepting = Arc::clone(&decode);
         tokio::spawn(async move {
             while let Some(link) = accepting.accept().await {
@@ -245,14 +245,14 @@ impl Pair {
 }
 
 /// Takes the handoffs of a link as [`Receiver::serve`] does, and tells what came of them.
-fn serve(receiver: Receiver, link: Link, ended: mpsc::UnboundedSender<(Outcome, ReceiveCounters)>) {
+fn serve(receiver: Receiver, link: Link, ended: mpsc::Sender<(Outcome, ReceiveCounters)>) {
     tokio::spawn(async move {
         while let Ok(stream) = link.connection.accept_bi().await {
             let (receiver, ended) = (receiver.clone(), ended.clone());
             tokio::spawn(async move {
                 let (outgoing, incoming) = halves(stream);
                 // Nobody listens once a trial has failed.
-                let _heard = ended.send(receiver.handle(outgoing, incoming).await);
+                let _heard = ended.send(receiver.handle(outgoing, incoming).await).await;
             });
         }
     });

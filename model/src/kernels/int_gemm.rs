@@ -82,20 +82,29 @@ impl<Q: QuantTile> IntProduct<Q> {
             }
             return;
         }
+        // What is left over gets a lower register tile where that is cheaper than a full one.
         if const { S::INT_TILES == 2 && Q::TALL } {
             for tile in 0..tiles {
-                for row in (0..rows).step_by(2 * ROWS) {
+                let mut row = 0;
+                while row < rows {
+                    let left = rows - row;
+                    let height = match left {
+                        1 => 1,
+                        2..=5 => ROWS,
+                        _ => 2 * ROWS,
+                    };
                     for pass in 0..self.passes {
-                        let (part, rows) = (self.at(row, tile, pass), rows - row);
+                        let part = self.at(row, tile, pass);
                         // SAFETY: rows and tiles stay within those the caller vouches for.
                         unsafe {
-                            if rows > ROWS {
-                                part.register_tile::<S, { 2 * ROWS }, 1>(rows);
-                            } else {
-                                part.register_tile::<S, ROWS, 1>(rows);
+                            match left {
+                                1 => part.register_tile::<S, 1, 1>(1),
+                                2..=5 => part.register_tile::<S, ROWS, 1>(left),
+                                _ => part.register_tile::<S, { 2 * ROWS }, 1>(left),
                             }
                         }
                     }
+                    row += height;
                 }
             }
             return;
@@ -109,7 +118,13 @@ impl<Q: QuantTile> IntProduct<Q> {
                     // SAFETY: rows and tiles stay within those the caller vouches for.
                     unsafe {
                         if const { S::INT_TILES == 2 } && width == 2 {
-                            part.register_tile::<S, ROWS, 2>(rows);
+                            match rows {
+                                1 => part.register_tile::<S, 1, 2>(1),
+                                2 => part.register_tile::<S, 2, 2>(2),
+                                _ => part.register_tile::<S, ROWS, 2>(rows),
+                            }
+                        } else if rows == 1 {
+                            part.register_tile::<S, 1, 1>(1);
                         } else {
                             part.register_tile::<S, ROWS, 1>(rows);
                         }
