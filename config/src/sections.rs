@@ -146,8 +146,8 @@ section! {
         node_stall_ms: u64 = 10_000, int(1_000, 86_400_000);
         /// A node on which so many jobs in a row have failed gets none for breaker_open_ms, then one to try it.
         breaker_failures: u32 = 5, int(1, 1_000_000);
-        /// How long a node gets no jobs after breaker_failures, in milliseconds; twice as long after each try that fails, up to
-        /// 32 times.
+        /// How long a node gets no jobs after breaker_failures, in milliseconds; while another node of its role takes jobs, twice
+        /// as long after each try that fails, up to 32 times.
         breaker_open_ms: u64 = 1_000, millis();
         /// Decisions about where requests go that are kept, with all that was looked at; the admin plane tells them.
         decision_records: usize = 1_024, int(0, 1_048_576);

@@ -21,7 +21,7 @@ impl Nodes {
 
     /// True if a node of `role` takes jobs, though perhaps not now.
     pub fn is_serving(&self, now: Instant, role: Role) -> bool {
-        self.nodes.values().any(|node| node.serves(role) && node.is_fit(now))
+        self.nodes.values().any(self.fit(now, role))
     }
 
     /// True if another decode node than that of `link` takes jobs.

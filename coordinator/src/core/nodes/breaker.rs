@@ -7,7 +7,9 @@
 //!                                   '------- it fails: twice as long -'
 //! ```
 //!
-//! A node that says that it is busy has not failed. Jobs that run on a node whose breaker opens go on.
+//! A node that says that it is busy has not failed. Jobs that run on a node whose breaker opens go on. Where no other node of
+//! its role can be asked, a node is tried again after the shortest time, however often it has failed: a longer one would spare
+//! nobody anything, and requests would wait for a node that has recovered. A node that connects anew has not failed.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +20,8 @@ use super::LegId;
 pub struct BreakerLimits {
     /// Failed jobs in a row.
     pub failures: u32,
-    /// How long it is open at first; twice as long after each job that fails again, up to 32 times as long.
+    /// How long it is open at first; twice as long after each job that fails again, up to 32 times as long, while another
+    /// node of its role can be asked.
     pub open: Duration,
 }
 
@@ -35,6 +38,8 @@ pub(super) enum Breaker {
     },
     /// No job goes there until then, and only one afterwards.
     Open {
+        /// When the last one failed there.
+        since: Instant,
         /// When the next one may go there.
         until: Instant,
         /// How many have failed there since it opened.
@@ -44,6 +49,8 @@ pub(super) enum Breaker {
     HalfOpen {
         /// Which.
         leg: LegId,
+        /// When the last one failed there.
+        since: Instant,
         /// Since when one might go there.
         until: Instant,
         /// How many have failed there since it opened.
@@ -67,10 +74,24 @@ impl Breaker {
         }
     }
 
-    /// A job goes there: [`Breaker::admits`] has been asked.
+    /// True if a job may go there where no other node can be asked.
+    pub(super) fn admits_alone(&self, now: Instant, limits: &BreakerLimits) -> bool {
+        match self {
+            Self::Closed { .. } => true,
+            Self::Open { since, .. } => *since + limits.open <= now,
+            Self::HalfOpen { .. } => false,
+        }
+    }
+
+    /// A job goes there: [`Breaker::admits`] or [`Breaker::admits_alone`] has been asked.
     pub(super) fn booked(&mut self, leg: LegId) {
-        if let Self::Open { until, again } = *self {
-            *self = Self::HalfOpen { leg, until, again };
+        if let Self::Open { since, until, again } = *self {
+            *self = Self::HalfOpen {
+                leg,
+                since,
+                until,
+                again,
+            };
         }
     }
 
@@ -83,6 +104,7 @@ impl Breaker {
             }
             Self::Closed { .. } => {
                 *self = Self::Open {
+                    since: now,
                     until: now + limits.open,
                     again: 0,
                 };
@@ -91,6 +113,7 @@ impl Breaker {
             Self::HalfOpen { leg: probe, again, .. } if probe == leg => {
                 let again = (again + 1).min(MOST_DOUBLINGS);
                 *self = Self::Open {
+                    since: now,
                     until: now + limits.open.saturating_mul(1 << again),
                     again,
                 };
@@ -114,19 +137,20 @@ impl Breaker {
     pub(super) fn ended(&mut self, leg: LegId) {
         if let Self::HalfOpen {
             leg: probe,
+            since,
             until,
             again,
         } = *self
             && probe == leg
         {
-            *self = Self::Open { until, again };
+            *self = Self::Open { since, until, again };
         }
     }
 
-    /// When a job may go there that may not now.
-    pub(super) fn opens_up(&self, now: Instant) -> Option<Instant> {
+    /// When a job may go there that may not now, perhaps only if no other node can be asked.
+    pub(super) fn opens_up(&self, now: Instant, limits: &BreakerLimits) -> Option<Instant> {
         match self {
-            Self::Open { until, .. } => Some(*until).filter(|until| *until > now),
+            Self::Open { since, until, .. } => [*since + limits.open, *until].into_iter().find(|at| *at > now),
             Self::Closed { .. } | Self::HalfOpen { .. } => None,
         }
     }
@@ -164,7 +188,7 @@ mod tests {
             assert_eq!(breaker.failed(now, LegId(leg), &LIMITS), leg == 2);
         }
         assert_eq!((breaker.admits(now), breaker.as_str()), (false, "open"));
-        assert_eq!(breaker.opens_up(now), Some(now + LIMITS.open));
+        assert_eq!(breaker.opens_up(now, &LIMITS), Some(now + LIMITS.open));
     }
 
     #[test]
@@ -184,6 +208,11 @@ mod tests {
             breaker.ended(LegId(0));
             assert!(!breaker.failed(now, LegId(0), &LIMITS) && !breaker.admits(now));
             assert!(breaker.failed(now, probe, &LIMITS));
+            // Without another node the first second is all.
+            let (soon, at) = (now + Duration::from_millis(999), now + LIMITS.open);
+            assert!(!breaker.admits_alone(soon, &LIMITS) && breaker.admits_alone(at, &LIMITS));
+            assert_eq!(breaker.opens_up(soon, &LIMITS), Some(at));
+            assert!(breaker.opens_up(at, &LIMITS).is_some_and(|again| again > at));
         }
         now += Duration::from_secs(32);
         breaker.booked(LegId(50));

@@ -344,7 +344,10 @@ impl Nodes {
     pub fn next_pause_end(&self, now: Instant) -> Option<Instant> {
         self.nodes
             .values()
-            .flat_map(|node| [node.busy_until.filter(|until| *until > now), node.breaker.opens_up(now)])
+            .flat_map(|node| {
+                let busy = node.busy_until.filter(|until| *until > now);
+                [busy, node.breaker.opens_up(now, &self.health.breaker)]
+            })
             .flatten()
             .min()
     }

@@ -118,10 +118,9 @@ impl Nodes {
 
     /// Nodes of `role` that take jobs, could hold `shape`, and have free slots.
     fn open<'a>(&'a self, now: Instant, role: Role, shape: &'a Shape) -> impl Iterator<Item = (LinkId, &'a Node)> {
-        let nodes = self.nodes.iter().map(|(link, node)| (*link, node));
+        let (nodes, fit) = (self.nodes.iter().map(|(link, node)| (*link, node)), self.fit(now, role));
         nodes.filter(move |(_, node)| {
-            node.serves(role)
-                && node.is_fit(now)
+            fit(node)
                 && node.busy_until.is_none_or(|until| until <= now)
                 && node.sequences + shape.held.sequences() <= node.hello.max_num_seqs as usize
                 && node.could_hold(shape)

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use protocol::ids::Role;
+
 use super::breaker::BreakerLimits;
 use super::{LegId, LinkId, Node, Nodes};
 
@@ -54,9 +56,32 @@ impl Nodes {
     }
 }
 
+impl Nodes {
+    /// Which nodes of `role` may get a job, as far as their own state goes. Where no node may, those are tried that have
+    /// failed often.
+    pub(super) fn fit(&self, now: Instant, role: Role) -> impl Fn(&Node) -> bool {
+        let limits = self.health.breaker;
+        let of_role = |node: &&Node| node.serves(role);
+        let some = self.nodes.values().filter(of_role).any(|node| node.is_fit(now));
+        move |node| {
+            node.serves(role)
+                && if some {
+                    node.is_fit(now)
+                } else {
+                    node.is_fit_alone(now, &limits)
+                }
+        }
+    }
+}
+
 impl Node {
     /// True if it may get a job, as far as its own state goes.
-    pub(super) fn is_fit(&self, now: Instant) -> bool {
+    fn is_fit(&self, now: Instant) -> bool {
         !self.draining && !self.health.is_stalled() && self.breaker.admits(now)
+    }
+
+    /// The same where no other node of its role may get one.
+    fn is_fit_alone(&self, now: Instant, limits: &BreakerLimits) -> bool {
+        !self.draining && !self.health.is_stalled() && self.breaker.admits_alone(now, limits)
     }
 }

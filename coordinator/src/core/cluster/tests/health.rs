@@ -190,6 +190,49 @@ fn with_every_breaker_open_requests_wait_until_one_may_be_tried() {
 }
 
 #[test]
+fn a_node_that_is_alone_is_tried_every_second_and_one_that_is_not_ever_less_often() {
+    let mut bench = unwatched();
+    bench.lose("d1");
+    bench.submit(request(1, 6, 4));
+    fail(&mut bench, "d0");
+    fail(&mut bench, "d0");
+    for again in 0..5 {
+        bench.advance(Duration::from_millis(999));
+        assert!(bench.on("d0").is_empty(), "{again}");
+        bench.advance(Duration::from_millis(1));
+        assert_eq!(
+            (breaker(&bench, "d0"), bench.on("d0").len()),
+            ("half_open", 1),
+            "{again}"
+        );
+        fail(&mut bench, "d0");
+    }
+    bench.join_decode("d1");
+    bench.cancel(1);
+    for id in 2..6 {
+        bench.advance(Duration::from_millis(1_000));
+        bench.submit(request(id, 6, 4));
+        assert!(bench.on("d0").is_empty(), "there is another one");
+    }
+    // It is gone: the one that has failed is asked at once.
+    bench.lose("d1");
+    assert_eq!((breaker(&bench, "d0"), bench.on("d0").len()), ("half_open", 1));
+}
+
+#[test]
+fn a_node_that_connects_anew_has_not_failed() {
+    let mut bench = unwatched();
+    bench.lose("d1");
+    bench.submit(request(1, 6, 4));
+    fail(&mut bench, "d0");
+    fail(&mut bench, "d0");
+    assert_eq!(breaker(&bench, "d0"), "open");
+    bench.lose("d0");
+    bench.join_decode("d0");
+    assert_eq!((breaker(&bench, "d0"), bench.on("d0").len()), ("closed", 1));
+}
+
+#[test]
 fn busy_is_no_failure_and_another_node_is_asked_at_once() {
     let mut bench = unwatched();
     bench.submit(request(1, 6, 4));
