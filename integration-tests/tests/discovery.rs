@@ -1,7 +1,7 @@
 //! Nodes find coordinators by name and in a real etcd server, with real processes; etcd comes, hangs, dies and forgets.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,13 +9,16 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use config::DiscoveryConfig;
 use discovery::etcd::{Change, Etcd};
+use integration_tests::ask::Ask;
 use integration_tests::cluster::{Cluster, run};
 use integration_tests::etcd::{EtcdServer, program};
 use integration_tests::files::binary;
 use integration_tests::load::Known;
 use integration_tests::ports;
+use integration_tests::random::Random;
+use integration_tests::relay::{Relay, Weather};
 use integration_tests::trial::{WORKERS, pause, spec};
-use integration_tests::vitals::logged;
+use integration_tests::vitals::{Vitals, logged};
 use reqwest::Client;
 use runtime::clock::Clock;
 
@@ -404,6 +407,60 @@ async fn another_endpoint_is_asked_when_one_does_not_answer() -> Result<()> {
     let deadline = Clock.now() + SOON;
     while let Err(error) = etcd.list(PREFIX).await {
         ensure!(Clock.now() < deadline, "{error}");
+    }
+    Ok(())
+}
+
+/// Waits until the first coordinator has so many nodes.
+async fn until_joined(cluster: &Cluster, nodes: usize) -> Result<()> {
+    let deadline = Clock.now() + SOON;
+    loop {
+        let there = Vitals::of(cluster).await?.nodes;
+        if there.len() == nodes {
+            return Ok(());
+        }
+        ensure!(Clock.now() < deadline, "{nodes} nodes wanted: {there:?}");
+        pause(20).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_coordinator_with_two_addresses_is_linked_by_one_of_them() -> Result<()> {
+    let mut cluster = Cluster::without_nodes(spec(1, 1))?;
+    cluster.start_coordinator()?;
+    let target = SocketAddr::from((Ipv4Addr::LOCALHOST, cluster.control_port()));
+    let weathers: [Arc<Weather>; 2] = Default::default();
+    let mut ways = Vec::new();
+    for (seed, weather) in (0..).zip(&weathers) {
+        ways.push(Relay::start(target, Arc::clone(weather), seed).await?);
+    }
+    let list = format!("node.coordinators=[\"{}\",\"{}\"]", ways[0].address, ways[1].address);
+    cluster.start_process("prefill-0", "prefill-node", &[&list])?;
+    cluster.start_process("decode-0", "decode-node", &[&list])?;
+    for node in ["prefill-0", "decode-0"] {
+        logged(&mut cluster, node, &["linked by another one"]).await?;
+    }
+    cluster.ready().await?;
+    let (client, url) = (Client::new(), cluster.url());
+    let asks = Ask::mixed(&mut Random::new(91), 8, 60, (20, 100));
+    let known = Arc::new(Known::learn(&client, &url, asks).await?);
+    let load = known.load(&client, &url, WORKERS);
+    pause(2_500).await;
+    let tally = load.stop().await?;
+    eprintln!("two addresses: {tally}");
+    tally.all_exact()?;
+    for node in ["prefill-0", "decode-0"] {
+        let log = cluster.process(node)?.log();
+        let joined = log.lines().filter(|line| line.contains("joined")).count();
+        ensure!(joined == 2, "{node} joined {joined} times:\n{log}");
+    }
+    // One of the two ways is the one that is used: without it nodes take the other, and without the other nothing happens.
+    for weather in &weathers {
+        weather.cut(true);
+        pause(2_500).await;
+        until_joined(&cluster, 2).await?;
+        known.check(&client, &url, 0).await?;
+        weather.cut(false);
     }
     Ok(())
 }

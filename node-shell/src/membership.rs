@@ -1,6 +1,6 @@
 //! Membership of one coordinator: dial, introduce the node, report its load and its prefix cache, take jobs; again after every loss.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,9 +9,10 @@ use discovery::Found;
 use discovery::core::directory::{Action, Directory};
 use protocol::codec::MAX_CONTROL_BYTES;
 use protocol::control::{CoordinatorMessage, Hello, JobErrorKind, LoadReport, NodeMessage};
-use protocol::ids::Role;
+use protocol::ids::{NodeId, Role};
+use quinn::ConnectionError;
 use runtime::framing::{FramingError, MessageReader, MessageWriter};
-use runtime::quic::{Alpn, Expect, Link, LinkError, QuicEndpoint};
+use runtime::quic::{Alpn, Expect, Link, LinkError, QuicEndpoint, code};
 use runtime::shutdown::Shutdown;
 use thiserror::Error;
 use tokio::sync::{Semaphore, watch};
@@ -45,6 +46,8 @@ enum SessionEnd {
     Closed,
     #[error("the coordinator broke the protocol: {0}")]
     Protocol(&'static str),
+    #[error("another address leads to the same coordinator, {0:?}")]
+    Replaced(NodeId),
     #[error("the node has drained")]
     Drained,
 }
@@ -62,6 +65,8 @@ pub(crate) struct Member<R> {
     pub(crate) settings: config::NodeConfig,
     pub(crate) welcome_timeout: Duration,
     pub(crate) sessions: AtomicU64,
+    /// The coordinators that are linked, by the address that was dialled.
+    pub(crate) linked: watch::Sender<BTreeMap<String, NodeId>>,
 }
 
 impl<R: NodeRole> Member<R> {
@@ -117,6 +122,11 @@ impl<R: NodeRole> Member<R> {
             }
             match &end {
                 SessionEnd::Drained => return coordinator,
+                SessionEnd::Replaced(name) => tokio::select! {
+                    () = self.until_unlinked(&coordinator, name, longest) => continue,
+                    () = self.shutdown.wait() => return coordinator,
+                    Ok(_) = wanted.wait_for(|wanted| !wanted) => return coordinator,
+                },
                 SessionEnd::Refused(reason) => {
                     tracing::error!(%coordinator, %reason, "the coordinator refuses this node");
                     wait = longest;
@@ -138,12 +148,38 @@ impl<R: NodeRole> Member<R> {
         }
     }
 
+    /// Waits until no other address is linked to the coordinator of that name, and has not been for a while: whoever is
+    /// linked dials again first. (Two links to one coordinator would push each other out for ever, with all jobs on them.)
+    async fn until_unlinked(&self, address: &str, name: &NodeId, pause: Duration) {
+        tracing::warn!(%address, coordinator = ?name, "this address leads to a coordinator that is linked by another one");
+        let others = |linked: &BTreeMap<String, NodeId>| linked.iter().any(|(of, at)| of != address && at == name);
+        let mut linked = self.linked.subscribe();
+        loop {
+            // The sender is a part of this.
+            let _alone = linked.wait_for(|linked| !others(linked)).await.is_ok();
+            tokio::time::sleep(pause).await;
+            if !others(&linked.borrow_and_update()) {
+                return;
+            }
+        }
+    }
+
     async fn session(&self, coordinator: &str) -> SessionEnd {
         match self.join(coordinator).await {
             Ok((link, writer, reader)) => {
                 self.sessions.fetch_add(1, Ordering::Relaxed);
                 tracing::info!(%coordinator, peer = %link.peer, "joined");
-                self.member(link, writer, reader).await
+                let (name, connection) = (link.peer.node.clone(), link.connection.clone());
+                self.linked
+                    .send_modify(|linked| drop(linked.insert(coordinator.to_owned(), name.clone())));
+                let end = self.member(link, writer, reader).await;
+                self.linked.send_modify(|linked| drop(linked.remove(coordinator)));
+                match connection.close_reason() {
+                    Some(ConnectionError::ApplicationClosed(close)) if close.error_code == code::REPLACED => {
+                        SessionEnd::Replaced(name)
+                    }
+                    Some(_) | None => end,
+                }
             }
             Err(end) => end,
         }

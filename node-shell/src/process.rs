@@ -24,7 +24,7 @@ use runtime::renewal;
 use runtime::shutdown::Shutdown;
 use runtime::telemetry::TelemetryError;
 use thiserror::Error;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
 use crate::duty::Duties;
@@ -267,6 +267,7 @@ impl<R: NodeRole> Node<R> {
             welcome_timeout: Duration::from_millis(config.cluster.connect_timeout_ms),
             settings: config.node.clone(),
             sessions: AtomicU64::new(0),
+            linked: watch::Sender::default(),
         });
         tokio::spawn(accept_kv(Arc::clone(&endpoint), Arc::clone(&member.role)));
         tokio::spawn(Arc::clone(&member).follow(found));

@@ -341,7 +341,7 @@ impl Driver {
             }
             Action::Close { link, reason } => {
                 if let Some(node) = self.links.remove(&link) {
-                    node.connection.close(code::CLOSED, reason.as_bytes());
+                    node.connection.close(code::REPLACED, reason.as_bytes());
                 }
             }
             Action::Tell { link, message } => {

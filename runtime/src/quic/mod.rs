@@ -48,6 +48,8 @@ pub mod code {
     pub const REVOKED: VarInt = VarInt::from_u32(5);
     /// The receiver refused; the reason comes as a message.
     pub const REFUSED: VarInt = VarInt::from_u32(6);
+    /// A newer link of the same node is there.
+    pub const REPLACED: VarInt = VarInt::from_u32(7);
 }
 
 /// QUIC carries TLS alerts as error codes from here on (RFC 9001, section 4.8).
