@@ -248,12 +248,15 @@ impl Cluster {
     }
 
     fn on_lost(&mut self, now: Instant, link: LinkId, actions: &mut Vec<Action>) {
+        let name = self.nodes.hello(link).map(|hello| hello.node.clone());
         for leg in self.nodes.leave(now, link) {
             // An earlier leg of the list may have ended this one.
             let Some(of) = self.nodes.end(leg) else { continue };
             reset(leg, &of, actions);
             self.change(now, of.request, None, actions, |r, ctx| {
-                r.attempt_failed(now, leg, Cause::NodeLost, ctx)
+                r.attempt_failed(now, leg, Cause::NodeLost, ctx);
+                // It may be there again at once, with nothing to do.
+                r.shun(name.as_ref());
             });
         }
     }

@@ -301,6 +301,13 @@ impl Request {
         self.avoid.as_ref()
     }
 
+    /// If the request waits to be placed: elsewhere than on `node`, as long as there is another one.
+    pub fn shun(&mut self, node: Option<&NodeId>) {
+        if matches!(self.state, State::Queued | State::Stranded) {
+            self.avoid = node.cloned();
+        }
+    }
+
     /// What a decode node has to hold of each open choice, beside the prompt: its accepted tokens, and the next.
     pub fn held(&self) -> Held {
         if self.request.beam_width.is_some() {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use protocol::control::{JobErrorKind, JobEvent, LoadReport};
+use protocol::ids::Role;
 
 use super::bench::{Bench, at};
 use crate::core::cluster::Fact;
@@ -257,6 +258,26 @@ fn busy_is_no_failure_and_another_node_is_asked_at_once() {
     assert!(asked > 50 && asked < 300, "{asked} times in a minute");
     assert_eq!(breaker(&bench, "d0"), "closed");
     assert_eq!(bench.ends(1), 1, "the wait has an end");
+}
+
+#[test]
+fn a_node_that_died_and_is_back_does_not_get_what_died_with_it_while_there_is_another() {
+    let mut bench = decoding();
+    bench.submit(request(2, 6, 4));
+    let second = bench.started("d1");
+    bench.granted(second, 3);
+    bench.first_token(bench.last_started("p0"), 65);
+    bench.event(second, JobEvent::Committed);
+    assert_eq!((bench.on("d0").len(), bench.on("d1").len()), (1, 1));
+    // Its new life is here before anybody has missed the old one.
+    bench.join(Role::Decode, "d0", 2);
+    assert_eq!(bench.state(1), "resuming");
+    assert_eq!((bench.on("d0").len(), bench.on("d1").len()), (0, 2));
+    bench.submit(request(3, 6, 4));
+    assert_eq!(bench.on("d0").len(), 1, "others go there");
+    // Better there than nowhere.
+    bench.lose("d1");
+    assert_eq!(bench.on("d0").len(), 3);
 }
 
 proptest! {
