@@ -293,12 +293,12 @@ async fn learn(cluster: &Cluster, reference: &mut Reference, kind: &Kind, bias: 
     Ok(cases)
 }
 
-/// All cases at once, whole and streamed, twice each.
+/// All cases at once, whole and streamed, four times each.
 async fn ask_all(url: &str, cases: &[Case]) -> Result<()> {
     let client = Client::new();
     let asks = cases.iter().flat_map(|case| {
         let client = &client;
-        [false, true, false, true].map(|stream| async move {
+        [false, true, false, true, false, true, false, true].map(|stream| async move {
             let said = ask(client, url, case.path, &case.body, stream).await?;
             ensure!(said == case.known, "{}: {said:?}\nmust be {:?}", case.body, case.known);
             anyhow::Ok(())
