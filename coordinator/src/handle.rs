@@ -7,6 +7,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::core::cluster::{Order, OrderError};
 use crate::core::decisions::Decision;
+use crate::core::recent::RequestRecord;
 use crate::core::stop::StopMatcher;
 use crate::core::types::{ClientEvent, ClusterStatus, ServeError, ServeErrorKind, ServeRequest};
 
@@ -38,8 +39,16 @@ pub(crate) enum FromHandle {
     /// An operator's order.
     Order(Box<Ordered>),
     /// Somebody wants to know why a request went where it went.
-    Decisions(RequestId, oneshot::Sender<Vec<Decision>>),
+    Decisions(RequestId, oneshot::Sender<Explained>),
+    /// Somebody wants to see so many requests that run, and so many that have ended.
+    Requests(usize, oneshot::Sender<RecentRequests>),
 }
+
+/// What is known of a request, and why each of its attempts went where it went.
+pub type Explained = (Option<RequestRecord>, Vec<Decision>);
+
+/// Requests that run, the oldest first; requests that have ended, the last one first.
+pub type RecentRequests = (Vec<RequestRecord>, Vec<RequestRecord>);
 
 /// An operator's order on its way to the driver.
 #[derive(Debug)]
@@ -143,20 +152,28 @@ impl CoordinatorHandle {
         answer.await.map_err(|_| stopped())
     }
 
-    /// Why a request went where it went: one decision for each of its attempts, as far as they are kept
-    /// (`coordinator.decision_records`).
+    /// What became of a request, and why it went where it went: one decision for each of its attempts, as far as they are
+    /// kept (`coordinator.decision_records`).
     ///
     /// # Errors
     /// The coordinator stops.
-    pub async fn decisions(&self, request: RequestId) -> Result<Vec<Decision>, ServeError> {
-        let stopped = |_| ServeError::new(ServeErrorKind::Unavailable, "the coordinator stops");
+    pub async fn explain(&self, request: RequestId) -> Result<Explained, ServeError> {
+        self.ask(|reply| FromHandle::Decisions(request, reply)).await
+    }
+
+    /// At most `most` of the requests that run, and as many of those that ended last (`coordinator.decision_records` are kept).
+    ///
+    /// # Errors
+    /// The coordinator stops.
+    pub async fn recent_requests(&self, most: usize) -> Result<RecentRequests, ServeError> {
+        self.ask(|reply| FromHandle::Requests(most, reply)).await
+    }
+
+    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> FromHandle) -> Result<T, ServeError> {
+        let stopped = || ServeError::new(ServeErrorKind::Unavailable, "the coordinator stops");
         let (reply, told) = oneshot::channel();
-        let question = FromHandle::Decisions(request, reply);
-        self.inputs
-            .send(question)
-            .await
-            .map_err(|_| ServeError::new(ServeErrorKind::Unavailable, "the coordinator stops"))?;
-        told.await.map_err(stopped)
+        self.inputs.send(question(reply)).await.map_err(|_| stopped())?;
+        told.await.map_err(|_| stopped())
     }
 
     /// What the cluster looks like; at most a fraction of a second old.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use runtime::clock::Clock;
 
+use crate::core::phases::{Phase, PhaseTimes};
 use crate::core::types::ClusterStatus;
 
 /// Requests that came in, refused ones included.
@@ -26,12 +27,14 @@ pub const GENERATION_TOKENS: [&str; 2] = ["baton_generation_tokens_total", "gene
 pub const TTFT: [&str; 2] = ["baton_time_to_first_token_seconds", "time_to_first_token_seconds"];
 /// Gap between two tokens, in seconds.
 pub const ITL: [&str; 2] = ["baton_inter_token_latency_seconds", "time_per_output_token_seconds"];
-/// Arrival to the end of the answer, in seconds.
+/// Arrival to the end of the answer, all of it handed to the connection, in seconds.
 pub const E2E: [&str; 3] = [
     "baton_e2e_request_latency_seconds",
     "e2e_request_latency_seconds",
     "tgi_request_duration",
 ];
+/// The parts of [`E2E`], in seconds; label `phase`. Those of one request add up to it.
+pub const PHASES: &str = "baton_request_phase_seconds";
 /// Arrival to submission (reading, checking, tokenising), in seconds.
 pub const VALIDATION: &str = "tgi_request_validation_duration";
 /// Submission to the start of the prefill, in seconds.
@@ -69,6 +72,8 @@ pub struct RequestMetrics {
     ttft: Vec<Histogram>,
     itl: Vec<Histogram>,
     e2e: Vec<Histogram>,
+    /// In the order of [`Phase::ALL`].
+    phases: Vec<Histogram>,
     validation: Histogram,
     queue: Histogram,
     inference: Histogram,
@@ -108,6 +113,10 @@ impl RequestMetrics {
             ttft: histograms(&TTFT),
             itl: histograms(&ITL),
             e2e: histograms(&E2E),
+            phases: Phase::ALL
+                .iter()
+                .map(|phase| histogram!(PHASES, "model_name" => model.to_owned(), "phase" => phase.as_str()))
+                .collect(),
             validation: one(VALIDATION),
             queue: one(QUEUE),
             inference: one(INFERENCE),
@@ -132,7 +141,9 @@ impl RequestMetrics {
             last: Vec::new(),
             queue: Duration::ZERO,
             tokens: 0,
-            ended: false,
+            core: None,
+            tells_phases: false,
+            state: State::Open,
         }
     }
 
@@ -168,7 +179,8 @@ fn record(histograms: &[Histogram], value: Duration) {
     }
 }
 
-/// The clock of one request. Dropped without an end it counts as cancelled: its client went away.
+/// The clock of one request. Dropped without an end it counts as cancelled: its client went away. Dropped after a success it
+/// takes that for the moment when the last of the answer was handed to the connection.
 pub struct RequestTimer {
     metrics: Arc<RequestMetrics>,
     arrived: Instant,
@@ -178,7 +190,19 @@ pub struct RequestTimer {
     last: Vec<Option<Instant>>,
     queue: Duration,
     tokens: u32,
-    ended: bool,
+    /// When the part of the call that took longest was submitted, and where its time went.
+    core: Option<(Instant, PhaseTimes)>,
+    tells_phases: bool,
+    state: State,
+}
+
+/// What a timer has been told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    /// The answer is complete, and on its way to the connection.
+    Succeeded,
+    Failed,
 }
 
 /// How long the parts of a request took.
@@ -241,6 +265,41 @@ impl RequestTimer {
         add(&self.metrics.generation_tokens, 1);
     }
 
+    /// The client wants to know where the time went, or does not.
+    pub fn tell_phases(&mut self, wanted: bool) {
+        self.tells_phases = wanted;
+    }
+
+    /// A request of the call is done: it was submitted then, and its time went there.
+    pub fn finished(&mut self, submitted: Instant, phases: PhaseTimes) {
+        if self.core.is_none_or(|(_, longest)| phases.sum() > longest.sum()) {
+            self.core = Some((submitted, phases));
+        }
+    }
+
+    /// Where the time went up to now: the phases add up to the time since arrival. `None` for a call that took up the answer to
+    /// an earlier one: its time is not this one's.
+    fn phases(&self, now: Instant) -> Option<PhaseTimes> {
+        let (submitted, mut phases) = self.core.filter(|(submitted, _)| *submitted >= self.arrived)?;
+        phases.add(Phase::Queue, submitted - self.arrived);
+        let rest = (now - self.arrived).saturating_sub(phases.sum());
+        phases.add(Phase::ClientWrite, rest);
+        Some(phases)
+    }
+
+    /// The phases, if the client wants to know them, as the value of a header `Server-Timing`: milliseconds.
+    pub fn server_timing(&self) -> Option<String> {
+        let now = self.metrics.clock.now();
+        let phases = self.phases(now).filter(|_| self.tells_phases)?;
+        let known = Phase::ALL.iter().filter(|phase| **phase != Phase::ClientWrite);
+        let told = known.map(|phase| (phase.as_str(), phases.of(*phase)));
+        let all = told.chain([("total", now - self.arrived)]);
+        let entries: Vec<String> = all
+            .map(|(name, time)| format!("{name};dur={:.3}", time.as_secs_f64() * 1e3))
+            .collect();
+        Some(entries.join(", "))
+    }
+
     /// The durations up to now.
     pub fn durations(&self) -> Durations {
         let now = self.metrics.clock.now();
@@ -258,18 +317,28 @@ impl RequestTimer {
     /// The answer is complete.
     pub fn succeeded(&mut self) -> Durations {
         let durations = self.durations();
-        self.ended = true;
+        self.state = State::Succeeded;
         add(&self.metrics.successes, 1);
-        record(&self.metrics.e2e, durations.total);
         self.metrics.inference.record(durations.inference.as_secs_f64());
         self.metrics.time_per_token.record(durations.per_token.as_secs_f64());
         self.metrics.generated.record(f64::from(self.tokens));
         durations
     }
 
+    /// The last of a complete answer has been handed to the connection.
+    fn written(&mut self) {
+        let now = self.metrics.clock.now();
+        record(&self.metrics.e2e, now - self.arrived);
+        if let Some(phases) = self.phases(now) {
+            for (histogram, phase) in self.metrics.phases.iter().zip(Phase::ALL) {
+                histogram.record(phases.of(phase).as_secs_f64());
+            }
+        }
+    }
+
     /// There is no complete answer; `label` is TGI's error type.
     pub fn failed(&mut self, label: &'static str) {
-        self.ended = true;
+        self.state = State::Failed;
         for name in FAILURES {
             counter!(name, "model_name" => self.metrics.model.clone(), "err" => label).increment(1);
         }
@@ -278,8 +347,10 @@ impl RequestTimer {
 
 impl Drop for RequestTimer {
     fn drop(&mut self) {
-        if !self.ended {
-            self.failed(CANCELLED);
+        match self.state {
+            State::Open => self.failed(CANCELLED),
+            State::Succeeded => self.written(),
+            State::Failed => {}
         }
     }
 }

@@ -87,6 +87,10 @@ async fn operators_see_nodes_and_give_them_orders() {
         (&json!("p0"), &json!("d0")),
         "{first}"
     );
+    assert_eq!(why.json()["request"]["outcome"], "reserving", "{}", why.text());
+    let all = ask(address, "GET", "/debug/requests", TOKEN, "").await.json();
+    assert_eq!(all["running"].as_array().map(Vec::len), Some(1), "{all}");
+    assert_eq!(all["ended"], json!([]), "{all}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -109,6 +113,8 @@ async fn what_cannot_be_done_is_said_and_strangers_stay_out() {
         ("POST", "/nodes/d7/drain", "", 404, "d7"),
         ("GET", "/nothing", "", 404, "/nothing"),
         ("GET", "/debug/decisions/1f", "", 400, "1f"),
+        ("GET", "/debug/requests?most=0", "", 400, "most=0"),
+        ("GET", "/debug/requests?least=1", "", 400, "least"),
         (
             "GET",
             "/debug/decisions/0000000000000000000000000000002a",

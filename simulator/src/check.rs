@@ -95,7 +95,7 @@ impl World {
                 .map_err(|problem| format!("choice {choice}: {problem}"))?;
         }
         match end {
-            ClientEvent::Done => match seen.iter().position(|seen| seen.finish.is_none()) {
+            ClientEvent::Done { .. } => match seen.iter().position(|seen| seen.finish.is_none()) {
                 Some(choice) => Err(format!("it is done, and choice {choice} has not ended")),
                 None => Ok(true),
             },
@@ -191,7 +191,7 @@ fn collect(planned: &Planned, events: &[ClientEvent]) -> Result<Vec<Seen>, Strin
                     ));
                 }
             }
-            ClientEvent::Done | ClientEvent::Failed(_) => return Err("an end before the end".to_owned()),
+            ClientEvent::Done { .. } | ClientEvent::Failed(_) => return Err("an end before the end".to_owned()),
         }
     }
     Ok(all)

@@ -12,6 +12,11 @@ use super::answers::{NodeAnswer, Problem};
 use crate::core::cluster::Order;
 use crate::core::types::ClusterStatus;
 
+/// Requests shown of each kind if nobody says how many.
+const SHOWN: usize = 100;
+/// Most requests shown of each kind.
+const MOST_SHOWN: usize = 10_000;
+
 /// `GET /nodes`.
 pub async fn nodes(request: HttpRequest, state: Data<AdminState>) -> Result<Json<Value>, Problem> {
     state.admit(&request)?;
@@ -86,11 +91,30 @@ pub async fn decisions(
             "{id:?} is no request id: 32 hexadecimal digits, as in the answer's x-request-id"
         ))
     })?;
-    let decisions = state.handle.decisions(RequestId(number)).await?;
-    if decisions.is_empty() {
+    let (record, decisions) = state.handle.explain(RequestId(number)).await?;
+    if record.is_none() && decisions.is_empty() {
         return Err(Problem::NotFound(format!("nothing is kept about request {id}")));
     }
-    Ok(Json(json!({ "decisions": decisions })))
+    Ok(Json(json!({ "request": record, "decisions": decisions })))
+}
+
+/// `GET /debug/requests`, `?most=N`.
+pub async fn requests(request: HttpRequest, state: Data<AdminState>) -> Result<Json<Value>, Problem> {
+    state.admit(&request)?;
+    let query = request.query_string();
+    let most = match query.strip_prefix("most=") {
+        None if query.is_empty() => Some(SHOWN),
+        None => None,
+        Some(number) => number.parse().ok().filter(|most| (1..=MOST_SHOWN).contains(most)),
+    };
+    let most = most.ok_or_else(|| {
+        let given: String = query.chars().take(64).collect();
+        Problem::Invalid(format!(
+            "the query is {given:?}; right is most=N with N from 1 to {MOST_SHOWN}"
+        ))
+    })?;
+    let (running, ended) = state.handle.recent_requests(most).await?;
+    Ok(Json(json!({ "running": running, "ended": ended })))
 }
 
 /// Any other path.

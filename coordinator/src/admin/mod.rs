@@ -6,7 +6,8 @@
 //! | `POST /nodes/{node}/drain` | the node gets nothing new and finishes what runs; `{"move": true}` moves what generates elsewhere at once |
 //! | `POST /nodes/{node}/undrain` | it takes jobs again |
 //! | `POST /nodes/{node}/role` | `{"role": "prefill" \| "decode" \| "both"}`: what it serves from now on |
-//! | `GET /debug/decisions/{request}` | why a request (by the id that the coordinator gave it) went where it went, by attempt |
+//! | `GET /debug/requests?most=N` | requests that run and requests that ended last, with the time of each phase |
+//! | `GET /debug/decisions/{request}` | what became of a request (by the id that the coordinator gave it), and why it went where it went, by attempt |
 //!
 //! Orders go to the node, which is the truth about itself: all its coordinators learn of them from its next report.
 //! Errors are `{"error": "..."}` with 400, 401, 404, 409 or 503.
@@ -94,5 +95,6 @@ fn routes(service: &mut web::ServiceConfig) {
         .route("/nodes/{node}/drain", web::post().to(handlers::drain))
         .route("/nodes/{node}/undrain", web::post().to(handlers::undrain))
         .route("/nodes/{node}/role", web::post().to(handlers::role))
+        .route("/debug/requests", web::get().to(handlers::requests))
         .route("/debug/decisions/{request}", web::get().to(handlers::decisions));
 }

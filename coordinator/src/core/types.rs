@@ -1,13 +1,14 @@
 //! What the HTTP layer hands to the core, and what it gets back.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use protocol::control::StepTiming;
 use protocol::ids::RequestId;
 use protocol::sampling::{PromptLogprob, SampledToken, SamplingParams, StopRules};
 use thiserror::Error;
 
+use super::phases::PhaseTimes;
 use super::queue::Tenant;
 
 /// One prompt of a client's call with all its choices, checked and tokenised: it can be served as it stands.
@@ -72,7 +73,12 @@ pub enum ClientEvent {
         completion: Completion,
     },
     /// Every choice has ended.
-    Done,
+    Done {
+        /// When the request came.
+        submitted: Instant,
+        /// Where the time since then went.
+        phases: PhaseTimes,
+    },
     /// The request has ended without an answer, or with a part of one.
     Failed(ServeError),
 }
@@ -190,7 +196,7 @@ impl ClientEvent {
     /// True if nothing follows.
     pub fn is_last(&self) -> bool {
         match self {
-            Self::Done | Self::Failed(_) => true,
+            Self::Done { .. } | Self::Failed(_) => true,
             Self::Prefill { .. } | Self::Token { .. } | Self::Ended { .. } => false,
         }
     }

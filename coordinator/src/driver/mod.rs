@@ -206,8 +206,14 @@ impl Driver {
             }
             Input::Handle(FromHandle::Order(ordered)) => self.order(now, *ordered),
             Input::Handle(FromHandle::Decisions(request, reply)) => {
-                if reply.send(self.core.decisions(now, request)).is_err() {
+                let explained = (self.core.request(now, request), self.core.decisions(now, request));
+                if reply.send(explained).is_err() {
                     tracing::trace!("whoever asked for decisions is gone");
+                }
+            }
+            Input::Handle(FromHandle::Requests(most, reply)) => {
+                if reply.send(self.core.recent_requests(now, most)).is_err() {
+                    tracing::trace!("whoever asked for requests is gone");
                 }
             }
             Input::Node(from) => self.node_said(from),

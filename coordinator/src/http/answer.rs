@@ -158,6 +158,11 @@ impl Answer {
         }
     }
 
+    /// The call's clock, once the answer has been read.
+    pub fn into_timer(self) -> RequestTimer {
+        self.timer
+    }
+
     /// Choices of each prompt.
     pub fn per_prompt(&self) -> usize {
         self.per_prompt
@@ -266,7 +271,10 @@ impl Answer {
                 } => return self.prefilled(request, cached_tokens, prompt_logprobs, queue_us),
                 ClientEvent::Token { choice, token } => return self.token(request, choice, token),
                 ClientEvent::Ended { choice, completion } => return self.ended(request, choice, completion).await,
-                ClientEvent::Done => self.running -= 1,
+                ClientEvent::Done { submitted, phases } => {
+                    self.timer.finished(submitted, phases);
+                    self.running -= 1;
+                }
                 ClientEvent::Failed(error) => return Step::Failed(error.into()),
             }
         }
@@ -323,7 +331,10 @@ impl Answer {
         // its last token.
         while self.open == 0 && self.running > 0 {
             match self.events.next().await {
-                Some((_, ClientEvent::Done)) => self.running -= 1,
+                Some((_, ClientEvent::Done { submitted, phases })) => {
+                    self.timer.finished(submitted, phases);
+                    self.running -= 1;
+                }
                 Some((_, ClientEvent::Failed(error))) => return Step::Failed(error.into()),
                 Some(_) => {}
                 None => return Step::Failed(incomplete()),

@@ -14,6 +14,9 @@ use crate::core::queue::Tenant;
 /// Header with the longest time that an answer may take, in milliseconds.
 pub const TIMEOUT: HeaderName = HeaderName::from_static("x-baton-timeout-ms");
 
+/// Header that asks where the time of the answer went.
+pub const PHASES: HeaderName = HeaderName::from_static("x-baton-phases");
+
 /// Header that names a call, so that it can be sent again.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// Longest name of a call, in bytes.
@@ -35,6 +38,8 @@ pub struct Caller {
     pub tenant: Tenant,
     /// From arrival to the last token.
     pub timeout: Duration,
+    /// The answer is to say where its time went.
+    pub phases: bool,
     /// The call's name, if it has one.
     pub key: Option<IdempotencyKey>,
 }
@@ -60,6 +65,14 @@ impl Caller {
                 wanted.ok_or_else(|| invalid(&TIMEOUT, &given, &format!("a whole number from 1 to {most}")))?
             }
         };
+        let phases = match headers.get(&PHASES).map(|value| value.as_bytes()) {
+            None | Some(b"0" | b"false") => false,
+            Some(b"1" | b"true") => true,
+            Some(other) => {
+                let given = String::from_utf8_lossy(other);
+                return Err(invalid(&PHASES, &given, "1, true, 0 or false"));
+            }
+        };
         let key = match headers.get(&IDEMPOTENCY_KEY) {
             None => None,
             Some(value) => {
@@ -79,6 +92,7 @@ impl Caller {
         };
         Ok(Self {
             key,
+            phases,
             tenant,
             timeout: Duration::from_millis(timeout_ms),
         })
@@ -146,6 +160,28 @@ mod tests {
         );
         let about = ("/generate", body.as_bytes());
         Caller::new(Tenant(0), &headers, about, &LimitsConfig::default()).map_err(|error| error.message)
+    }
+
+    #[test]
+    fn phases_are_told_to_those_who_ask() {
+        let asked = |value: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            if let Some(value) = value {
+                headers.insert(PHASES, HeaderValue::from_str(value).expect("visible"));
+            }
+            let about = ("/generate", b"{}".as_slice());
+            let caller = Caller::new(Tenant(0), &headers, about, &LimitsConfig::default());
+            caller.map(|caller| caller.phases).map_err(|error| error.message)
+        };
+        assert_eq!(asked(None), Ok(false));
+        for (value, wanted) in [("1", true), ("true", true), ("0", false), ("false", false)] {
+            assert_eq!(asked(Some(value)), Ok(wanted));
+        }
+        let message = asked(Some("yes")).expect_err("no such value");
+        assert!(
+            message.contains("x-baton-phases") && message.contains("yes"),
+            "{message}"
+        );
     }
 
     #[test]

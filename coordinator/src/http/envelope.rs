@@ -107,7 +107,7 @@ fn preflight() -> HttpResponse {
         .insert_header((ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"))
         .insert_header((
             ACCESS_CONTROL_ALLOW_HEADERS,
-            "content-type, authorization, x-request-id, x-baton-timeout-ms, idempotency-key",
+            "content-type, authorization, x-request-id, x-baton-timeout-ms, x-baton-phases, idempotency-key",
         ))
         .insert_header((ACCESS_CONTROL_MAX_AGE, 86_400))
         .finish()

@@ -326,6 +326,7 @@ mod tests {
     use tokio::time::{sleep, timeout};
 
     use super::*;
+    use crate::core::phases::PhaseTimes;
 
     const KEEP: Duration = Duration::from_millis(40);
 
@@ -380,8 +381,12 @@ mod tests {
         assert_eq!(next(&mut second).await, Some(event(2)));
         // Longer than a client may stay away: it is here.
         sleep(2 * KEEP).await;
-        sender.send(ClientEvent::Done).await.expect("the call goes on");
-        assert_eq!(next(&mut second).await, Some(ClientEvent::Done));
+        let done = ClientEvent::Done {
+            submitted: Clock.now(),
+            phases: PhaseTimes::default(),
+        };
+        sender.send(done.clone()).await.expect("the call goes on");
+        assert_eq!(next(&mut second).await, Some(done));
         assert_eq!(next(&mut second).await, None);
         let mut ended = again(&calls, "a");
         assert_eq!(next(&mut ended).await, Some(event(1)));

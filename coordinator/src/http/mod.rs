@@ -38,3 +38,4 @@ pub mod state;
 pub mod tgi;
 pub mod tls;
 pub mod tokens;
+pub mod written;

@@ -67,6 +67,7 @@ impl HttpState {
             self.warn_of_high_seed(draft.sampling.seed);
         }
         let caller = drafts.first().map(|draft| draft.caller.clone());
+        timer.tell_phases(caller.as_ref().is_some_and(|caller| caller.phases));
         let requests: Result<Vec<_>, _> = drafts.into_iter().map(|draft| self.request(draft)).collect();
         let requests = requests.inspect_err(|error| timer.failed(error.metric_label()))?;
         let prompt_tokens = requests.iter().map(|request| request.token_ids.len()).sum();

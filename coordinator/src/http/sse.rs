@@ -49,6 +49,13 @@ impl EventBuffer {
         Ok(())
     }
 
+    /// Adds a line without line breaks that clients do not take for an event.
+    pub fn comment(&mut self, line: &str) {
+        self.0.extend_from_slice(b": ");
+        self.0.extend_from_slice(line.as_bytes());
+        self.0.extend_from_slice(b"\n\n");
+    }
+
     /// Adds an event with `payload`, which has no line breaks.
     pub fn text(&mut self, payload: &str) {
         self.0.extend_from_slice(b"data: ");
@@ -134,6 +141,9 @@ impl<D: Dialect> Sending<D> {
 
     fn finish(&mut self, events: &mut EventBuffer) {
         self.ended = true;
+        if let Some(timing) = self.answer.timer.server_timing() {
+            events.comment(&format!("server-timing: {timing}"));
+        }
         self.dialect.done(events);
         self.answer.timer.succeeded();
     }

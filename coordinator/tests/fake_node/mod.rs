@@ -421,7 +421,7 @@ pub async fn finish(stream: &mut RequestStream) -> (String, Option<Completion>, 
             ClientEvent::Token { token, .. } => text.push_str(&token.visible),
             ClientEvent::Ended { completion, .. } => end = Some(completion),
             ClientEvent::Prefill { .. } => {}
-            last @ (ClientEvent::Done | ClientEvent::Failed(_)) => return (text, end, last),
+            last @ (ClientEvent::Done { .. } | ClientEvent::Failed(_)) => return (text, end, last),
         }
     }
 }

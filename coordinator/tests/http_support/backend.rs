@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use coordinator::core::ledger::{Detokenizer, Ledger, Verdict};
+use coordinator::core::phases::PhaseTimes;
 use coordinator::core::stop::StopMatcher;
 use coordinator::core::types::{ClientEvent, ClusterStatus, NodeStatus, ServeError, ServeErrorKind, ServeRequest};
 use coordinator::http::backend::{Backend, Events, Submission};
@@ -15,6 +16,7 @@ use model_files::TextTokenizer;
 use protocol::control::StepTiming;
 use protocol::ids::Role;
 use protocol::sampling::{PromptLogprob, SampledToken};
+use runtime::clock::Clock;
 use tokio::time::sleep;
 
 /// What the cluster does with a request.
@@ -283,7 +285,10 @@ impl Playing {
         });
         if self.open.is_empty() {
             self.ended = true;
-            events.push(ClientEvent::Done);
+            events.push(ClientEvent::Done {
+                submitted: Clock.now(),
+                phases: PhaseTimes::default(),
+            });
             return Some(events);
         }
         if silent && events.is_empty() {

@@ -6,6 +6,7 @@ mod health;
 mod interface;
 mod orders;
 mod place;
+mod shown;
 #[cfg(test)]
 mod tests;
 
@@ -24,10 +25,11 @@ use crate::core::ledger::{Detokenizer, Ledger};
 use crate::core::nodes::{Leg, LegId, LinkId, Nodes, PeerName};
 use crate::core::prefix_index::Matches;
 use crate::core::queue::{Turn, WaitingQueue};
+use crate::core::recent::{Recent, RequestRecord};
 use crate::core::request::{Cause, Context, Effect, Missing, Request, State};
 use crate::core::routing::Router;
 use crate::core::stop::StopMatcher;
-use crate::core::types::{ServeError, ServeErrorKind, ServeRequest};
+use crate::core::types::{ClientEvent, ServeError, ServeErrorKind, ServeRequest};
 
 /// The further requests of a call wait as if each of them had come so much after the one before it.
 const WITHIN_A_CALL: Duration = Duration::from_millis(20);
@@ -62,6 +64,7 @@ pub struct Cluster {
     nodes: Nodes,
     router: Router,
     decisions: Decisions,
+    recent: Recent,
     requests: BTreeMap<RequestId, Entry>,
     next_number: u64,
     /// Those in `State::Queued`.
@@ -87,6 +90,7 @@ impl Cluster {
             ),
             router: Router::new(settings.policy, settings.local_prefill),
             decisions: Decisions::new(settings.decision_records),
+            recent: Recent::new(settings.decision_records),
             settings,
             detokenizer,
             requests: BTreeMap::new(),
@@ -369,6 +373,7 @@ impl Cluster {
                 node,
             },
         );
+        entry.request.settle(now);
         if entry.request.state().as_str() != before {
             entry.since = now;
         }
@@ -385,12 +390,19 @@ impl Cluster {
             self.unqueue(id);
             self.stranded.remove(&place);
         }
+        let mut outcome = "done";
         for effect in out.drain(..) {
+            if let Effect::Emit(ClientEvent::Failed(error)) = &effect {
+                outcome = error.kind.as_str();
+            }
             self.carry_out(place, effect, actions);
         }
         self.effects = out;
         if finished {
-            self.requests.remove(&id);
+            if let Some(entry) = self.requests.remove(&id) {
+                self.recent
+                    .push(now, id, RequestRecord::new(now, &entry.request, outcome));
+            }
             self.admission.end(now, call);
         }
     }

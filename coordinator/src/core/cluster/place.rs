@@ -257,11 +257,6 @@ impl Cluster {
         });
     }
 
-    /// What is kept of the decisions about a request, by attempt.
-    pub fn decisions(&self, now: Instant, request: RequestId) -> Vec<Decision> {
-        self.decisions.of(now, request)
-    }
-
     /// Finds out what nodes have of a request's prompt, unless that is known.
     fn look_up_prefix(&mut self, id: RequestId) {
         let Some(entry) = self.requests.get_mut(&id) else {
@@ -320,6 +315,7 @@ impl Cluster {
         self.timers.remove(&(entry.timer, place.1));
         entry.timer = entry.request.deadline();
         entry.since = now;
+        entry.request.settle(now);
         self.timers.insert((entry.timer, place.1));
         job
     }

@@ -1,6 +1,6 @@
 //! The answer of a beam search: all hypotheses at once.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use protocol::control::Beam;
 
@@ -36,8 +36,11 @@ impl Request {
             let stall = now.saturating_duration_since(since);
             ctx.out.push(Effect::Note(super::Note::Migrated(stall)));
         }
+        if let Some((_, first)) = beams.first().and_then(|beam| beam.tokens.first()) {
+            self.phases.waited(now, Duration::from_micros(first.queue_us));
+        }
         self.take(beams, ctx);
-        self.done(ctx.out);
+        self.done(now, ctx.out);
     }
 
     /// Each hypothesis must end by the stop rules, at its last token.

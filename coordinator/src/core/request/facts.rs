@@ -1,6 +1,6 @@
 //! What a request makes of what happens to it. Every method answers every state.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use protocol::control::{HandoffStats, HandoffTarget, JobError, JobErrorKind, JobEvent, PromptComputed, StepTiming};
 use protocol::ids::Ticket;
@@ -110,6 +110,7 @@ impl Request {
         if computed.tokens.len() != expected || computed.tokens.iter().any(|token| token.position != 0) {
             return self.nonsense(now, leg, "prompt without one first token for each choice", ctx);
         }
+        self.phases.waited(now, Duration::from_micros(step.queue_us));
         match &mut self.state {
             State::Prefilling { prefill, decode, early } if *prefill == leg => {
                 let (decode, early) = (*decode, std::mem::take(early));
@@ -183,7 +184,7 @@ impl Request {
                 }
             }
             // The prompt was all that was asked for.
-            State::Prefilling { .. } if self.request.choices == 0 => self.done(ctx.out),
+            State::Prefilling { .. } if self.request.choices == 0 => self.done(now, ctx.out),
             State::Prefilling { .. } => {
                 self.nonsense(now, leg, "first token that does not end a one-token request", ctx)
             }
@@ -298,6 +299,7 @@ impl Request {
             | State::Decoding { .. }
             | State::Finished => return self.nonsense(now, leg, "token", ctx),
         }
+        self.phases.waited(now, Duration::from_micros(step.queue_us));
         self.token(now, leg, choice, token, step, ctx);
     }
 

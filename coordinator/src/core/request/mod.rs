@@ -39,6 +39,7 @@ use protocol::sampling::SampledToken;
 
 use super::ledger::{Ledger, Verdict};
 use super::nodes::{Held, LegId};
+use super::phases::{PhaseClock, PhaseTimes};
 use super::types::{ClientEvent, ServeError, ServeErrorKind, ServeRequest};
 
 /// Deadlines and bounds of every request.
@@ -247,6 +248,7 @@ pub struct Request {
     migrations: u32,
     /// Node of the last failed attempt.
     avoid: Option<NodeId>,
+    phases: PhaseClock,
 }
 
 impl Request {
@@ -267,7 +269,23 @@ impl Request {
             restarts: 0,
             migrations: 0,
             avoid: None,
+            phases: PhaseClock::new(now),
         }
+    }
+
+    /// Where its time went up to now.
+    pub fn phases(&self, now: Instant) -> PhaseTimes {
+        self.phases.times(now)
+    }
+
+    /// A transition is over: time from here on belongs to the new state.
+    pub fn settle(&mut self, now: Instant) {
+        self.phases.follow(now, &self.state);
+    }
+
+    /// Tokens of the answer so far, all choices together.
+    pub fn generated_tokens(&self) -> usize {
+        self.ledgers.iter().map(|ledger| ledger.tokens().len()).sum()
     }
 
     /// Where it is.
@@ -341,11 +359,12 @@ impl Request {
         out.extend(self.state.held_legs().map(Effect::Release));
     }
 
-    fn done(&mut self, out: &mut Vec<Effect>) {
+    fn done(&mut self, now: Instant, out: &mut Vec<Effect>) {
         // The nodes first: in the same tick in which the client learns of the end they do, too.
         self.release_all(out);
         self.state = State::Finished;
-        out.push(Effect::Emit(ClientEvent::Done));
+        let (submitted, phases) = (self.submitted, self.phases.times(now));
+        out.push(Effect::Emit(ClientEvent::Done { submitted, phases }));
     }
 
     /// Ends the request without an answer.
@@ -381,7 +400,7 @@ impl Request {
                 match completion {
                     Some(completion) => {
                         ctx.out.push(Effect::Emit(ClientEvent::Ended { choice, completion }));
-                        self.choice_ended(choice, id, ctx);
+                        self.choice_ended(now, choice, id, ctx);
                     }
                     None => self.choice_goes_on(choice, ctx),
                 }
@@ -405,10 +424,10 @@ impl Request {
     }
 
     /// A choice has ended with the token `last`. Stop strings are known here only: the node has to be told of them.
-    fn choice_ended(&mut self, choice: u32, last: u32, ctx: &mut Context<'_>) {
+    fn choice_ended(&mut self, now: Instant, choice: u32, last: u32, ctx: &mut Context<'_>) {
         self.open -= 1;
         if self.open == 0 {
-            return self.done(ctx.out);
+            return self.done(now, ctx.out);
         }
         let Some(decode) = self.state.decode_leg() else { return };
         let generated = self.ledgers[choice as usize].tokens().len();

@@ -20,6 +20,7 @@ use crate::http::error::{ApiError, ErrorKind, Family};
 use crate::http::serve::Draft;
 use crate::http::sse::EventBuffer;
 use crate::http::state::HttpState;
+use crate::http::written::until_written;
 use crate::metrics::RequestTimer;
 
 /// `POST /v1/completions`.
@@ -199,7 +200,7 @@ async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Res
         token_ids: checked.token_ids,
         timings: state.front.usage_timings,
     };
-    let (choices, usage) = words.collect(answer).await?;
+    let (choices, usage, timer) = words.collect(answer).await?;
     let usage = match checked.stream {
         Some(StreamUsage::Never) => UsageField::Null,
         _ => UsageField::Counts(usage),
@@ -210,10 +211,10 @@ async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Res
         usage,
     };
     if checked.stream.is_none() {
-        return Ok(HttpResponse::Ok().json(reply));
+        return Ok(until_written(HttpResponse::Ok().json(reply), timer));
     }
     let mut events = EventBuffer::default();
     events.json(&reply)?;
     events.text("[DONE]");
-    Ok(crate::http::sse::at_once(events))
+    Ok(until_written(crate::http::sse::at_once(events), timer))
 }

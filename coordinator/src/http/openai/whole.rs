@@ -8,6 +8,7 @@ use super::echo::Echo;
 use super::logprobs::{Logprobs, LogprobsWriter, PromptLogprobs};
 use crate::http::answer::{Answer, Collected, PromptPart};
 use crate::http::error::ApiError;
+use crate::metrics::RequestTimer;
 
 /// What an answer is to say.
 pub struct WholeWords<'a> {
@@ -28,11 +29,11 @@ pub struct WholeWords<'a> {
 }
 
 impl WholeWords<'_> {
-    /// Waits for the whole answer. Dropping the future cancels the call.
+    /// Waits for the whole answer, and gives it back with its clock. Dropping the future cancels the call.
     ///
     /// # Errors
     /// A part of the answer is missing.
-    pub async fn collect(&self, mut answer: Answer) -> Result<(Vec<Choice>, Usage), ApiError> {
+    pub async fn collect(&self, mut answer: Answer) -> Result<(Vec<Choice>, Usage, RequestTimer), ApiError> {
         let mut drawn = answer.collect().await?.into_iter();
         let per_prompt = answer.per_prompt();
         let returned = self.choices.returned as usize;
@@ -55,7 +56,7 @@ impl WholeWords<'_> {
             }
         }
         answer.timer.succeeded();
-        Ok((choices, counter.total()))
+        Ok((choices, counter.total(), answer.into_timer()))
     }
 
     fn choice(

@@ -15,6 +15,7 @@ use crate::http::caller::Caller;
 use crate::http::error::{ApiError, Family};
 use crate::http::serve::Draft;
 use crate::http::state::HttpState;
+use crate::http::written::until_written;
 use crate::metrics::{Durations, RequestTimer};
 
 /// What a path makes of a body.
@@ -197,11 +198,12 @@ async fn answer(checked: Checked, timer: RequestTimer, state: &HttpState) -> Res
     }
     let winner = sequences.remove(best(&collected));
     let generated = Generated::new(winner, sequences, checked.details, prompt_tokens);
-    Ok(if checked.list {
+    let response = if checked.list {
         response.json([generated])
     } else {
         response.json(generated)
-    })
+    };
+    Ok(until_written(response, answer.into_timer()))
 }
 
 fn prompt_tokens_of(answer: &Answer, state: &HttpState) -> Vec<Token> {

@@ -440,7 +440,7 @@ impl Bench {
                 ClientEvent::Prefill { .. }
                 | ClientEvent::Token { .. }
                 | ClientEvent::Ended { .. }
-                | ClientEvent::Done
+                | ClientEvent::Done { .. }
                 | ClientEvent::Failed(_) => {}
             }
         }
@@ -450,7 +450,11 @@ impl Bench {
     /// How the only choice of a request that is done has ended.
     pub(super) fn completion(&self, request: u128) -> Completion {
         match self.events(request) {
-            [.., ClientEvent::Ended { choice: 0, completion }, ClientEvent::Done] => completion.clone(),
+            [
+                ..,
+                ClientEvent::Ended { choice: 0, completion },
+                ClientEvent::Done { .. },
+            ] => completion.clone(),
             other => panic!("not done: {other:?}"),
         }
     }
@@ -459,9 +463,10 @@ impl Bench {
     pub(super) fn completions(&self, request: u128) -> Vec<(u32, Completion)> {
         let ended = |event: &ClientEvent| match event {
             ClientEvent::Ended { choice, completion } => Some((*choice, completion.clone())),
-            ClientEvent::Prefill { .. } | ClientEvent::Token { .. } | ClientEvent::Done | ClientEvent::Failed(_) => {
-                None
-            }
+            ClientEvent::Prefill { .. }
+            | ClientEvent::Token { .. }
+            | ClientEvent::Done { .. }
+            | ClientEvent::Failed(_) => None,
         };
         self.events(request).iter().filter_map(ended).collect()
     }

@@ -94,7 +94,7 @@ fn each_choice_ends_once_and_gives_its_blocks_back_and_the_last_one_ends_the_req
         [bench.text_of(1, 0), bench.text_of(1, 1), bench.text_of(1, 2)],
         ["Aadg", "Bb", "Ccef"]
     );
-    assert_eq!(bench.events(1).last(), Some(&ClientEvent::Done));
+    assert!(matches!(bench.events(1).last(), Some(ClientEvent::Done { .. })));
     bench.assert_idle();
 }
 
@@ -201,7 +201,7 @@ fn a_prompt_alone_needs_no_decode_node_and_no_token() {
     bench.first_tokens(prefill, &[]);
     bench.event(prefill, JobEvent::Finished);
     assert!(
-        matches!(bench.events(1), [ClientEvent::Prefill { .. }, ClientEvent::Done]),
+        matches!(bench.events(1), [ClientEvent::Prefill { .. }, ClientEvent::Done { .. }]),
         "{:?}",
         bench.events(1)
     );

@@ -19,6 +19,7 @@ use crate::http::openai::handlers::{handle, unknown_model};
 use crate::http::openai::request::{Rules, StreamUsage};
 use crate::http::serve::Draft;
 use crate::http::state::HttpState;
+use crate::http::written::until_written;
 use crate::metrics::RequestTimer;
 
 /// `POST /v1/chat/completions`.
@@ -166,7 +167,8 @@ impl WholeWords {
             prompt_token_ids: prompt.map(|prompt| prompt.tokens.to_vec()),
         };
         answer.timer.succeeded();
-        Ok(HttpResponse::Ok().json(reply))
+        let response = HttpResponse::Ok().json(reply);
+        Ok(until_written(response, answer.into_timer()))
     }
 
     fn choice(&self, index: usize, choice: Collected, mut voice: Voice) -> ChatChoice {
