@@ -117,7 +117,7 @@ impl Serialize for PhaseTimes {
 
 /// Follows one request.
 #[derive(Debug)]
-pub struct PhaseClock {
+pub struct PhaseTracker {
     times: PhaseTimes,
     phase: Phase,
     since: Instant,
@@ -125,7 +125,7 @@ pub struct PhaseClock {
     told: bool,
 }
 
-impl PhaseClock {
+impl PhaseTracker {
     /// A request that has just been submitted.
     pub fn new(now: Instant) -> Self {
         Self {
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn phases_add_up_to_the_whole() {
         let start = origin();
-        let mut clock = PhaseClock::new(start);
+        let mut clock = PhaseTracker::new(start);
         clock.follow(start + ms(3), &State::Queued);
         clock.follow(start + ms(5), &prefilling());
         clock.waited(start + ms(25), ms(8));
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn what_is_done_again_adds_to_the_same_phases() {
         let start = origin();
-        let mut clock = PhaseClock::new(start);
+        let mut clock = PhaseTracker::new(start);
         clock.follow(start + ms(1), &prefilling());
         clock.follow(start + ms(11), &State::Queued);
         clock.follow(start + ms(13), &prefilling());

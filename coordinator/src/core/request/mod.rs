@@ -39,7 +39,7 @@ use protocol::sampling::SampledToken;
 
 use super::ledger::{Ledger, Verdict};
 use super::nodes::{Held, LegId};
-use super::phases::{PhaseClock, PhaseTimes};
+use super::phases::{PhaseTimes, PhaseTracker};
 use super::types::{ClientEvent, ServeError, ServeErrorKind, ServeRequest};
 
 /// Deadlines and bounds of every request.
@@ -248,7 +248,7 @@ pub struct Request {
     migrations: u32,
     /// Node of the last failed attempt.
     avoid: Option<NodeId>,
-    phases: PhaseClock,
+    phases: PhaseTracker,
 }
 
 impl Request {
@@ -269,7 +269,7 @@ impl Request {
             restarts: 0,
             migrations: 0,
             avoid: None,
-            phases: PhaseClock::new(now),
+            phases: PhaseTracker::new(now),
         }
     }
 
