@@ -84,6 +84,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "coordinator",
         ],
     ),
+    ("load-generator", &["runtime"]),
 ];
 /// What the simulator may use of crates that are not pure, by the beginning of a path: their cores, the settings that
 /// production gives to the coordinator's core, and an instant from which virtual time counts.
