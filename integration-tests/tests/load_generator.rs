@@ -258,7 +258,7 @@ async fn a_cluster_counts_what_the_generator_counts() -> Result<()> {
     for dialect in DIALECTS {
         let before = counters().await?;
         let rest = format!(
-            "--dialect {dialect} --prompts prompts.txt --output-tokens 11 --warmup 0 --requests 12 --rate 50 --json run.json"
+            "--dialect {dialect} --phases --prompts prompts.txt --output-tokens 11 --warmup 0 --requests 12 --rate 50 --json run.json"
         );
         let arguments: Vec<_> = ["--url", &url].into_iter().chain(rest.split_whitespace()).collect();
         load(dir.path(), &arguments).await?;
@@ -271,12 +271,26 @@ async fn a_cluster_counts_what_the_generator_counts() -> Result<()> {
             number(&found, "/summary/tokens/prompt")?,
             number(&found, "/summary/tokens/output")?,
         ];
+        phases_add_up(&found)?;
         for i in 0..2 {
             assert_eq!(after[i] - before[i], sums[i] as f64, "{dialect}: counter {i}");
         }
     }
     shared_prefixes_are_found(&cluster, dir.path()).await?;
     prompts_beside_streams(&url, dir.path()).await
+}
+
+/// The phases that the server tells are all of its time.
+fn phases_add_up(report: &Value) -> Result<()> {
+    let phases = report["summary"]["phases"].as_array().context("no phases")?;
+    let mean = |phase: &Value| phase["ms"]["mean"].as_f64().unwrap_or(f64::NAN);
+    let (total, parts): (Vec<&Value>, Vec<&Value>) = phases.iter().partition(|phase| phase["name"] == "total");
+    let sum: f64 = parts.iter().map(|phase| mean(phase)).sum();
+    ensure!(
+        total.len() == 1 && parts.len() >= 6 && (mean(total[0]) - sum).abs() < 1.0,
+        "{phases:#?}"
+    );
+    Ok(())
 }
 
 /// Prompts of a trace begin alike where the trace says so: the server's prefix cache knows.

@@ -18,7 +18,8 @@ use rustls_pki_types::pem::PemObject;
 
 use crate::core::dialect::{Answer, Form, Said, refusal};
 use crate::core::record::{Failure, Outcome, Record};
-use crate::core::sse::Parser;
+use crate::core::sse::{Item, Parser};
+use crate::core::timing::{self, Phase};
 
 /// Longest answer that is not streamed.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
@@ -170,6 +171,7 @@ impl Client {
             first: None,
             last: None,
             gaps_us: Vec::new(),
+            phases: Vec::new(),
             on_text,
         };
         let limit = tokio::time::Instant::from_std(shot.intended + self.timeout);
@@ -199,6 +201,7 @@ impl Client {
                 .then(|| asking.first.map_or_else(|| since(Clock.now()), since)),
             e2e_s: since(Clock.now()),
             gaps_us: asking.gaps_us,
+            phases: asking.phases,
         }
     }
 
@@ -214,6 +217,9 @@ impl Client {
             let status = answer.status().as_u16();
             let words = whole(answer).await.map_or_else(|why| why, |body| refusal(&body));
             return Err((Failure::Status(status), words));
+        }
+        if let Some(said) = answer.headers().get("server-timing") {
+            asking.phases = timing::parse(&String::from_utf8_lossy(said.as_bytes()));
         }
         if asking.form.streamed {
             asking.read_events(answer.into_body()).await
@@ -311,6 +317,7 @@ struct Asking<'a, F> {
     first: Option<Instant>,
     last: Option<Instant>,
     gaps_us: Vec<u32>,
+    phases: Vec<Phase>,
     on_text: F,
 }
 
@@ -323,10 +330,15 @@ impl<F: FnMut(Instant)> Asking<'_, F> {
             // All that comes in one piece has come now.
             let now = Clock.now();
             let mut problem = None;
-            let parsed = parser.push(piece, |name, data| {
-                if problem.is_some() {
-                    return;
-                }
+            let parsed = parser.push(piece, |item| {
+                let (name, data) = match item {
+                    Item::Event { name, data } if problem.is_none() => (name, data),
+                    Item::Event { .. } => return,
+                    Item::Comment(comment) => {
+                        self.phases = timing::of_comment(comment).unwrap_or_else(|| std::mem::take(&mut self.phases));
+                        return;
+                    }
+                };
                 match self.form.dialect.event(name, data, &mut self.answer) {
                     Said::Text => {
                         if let Some(last) = self.last.replace(now) {

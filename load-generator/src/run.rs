@@ -278,6 +278,7 @@ fn aborted(shot: &Shot, start: Instant) -> Record {
         ttft_s: None,
         e2e_s: 0.0,
         gaps_us: Vec::new(),
+        phases: Vec::new(),
     }
 }
 

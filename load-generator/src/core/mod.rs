@@ -9,6 +9,7 @@ pub mod record;
 pub mod sse;
 pub mod summary;
 pub mod sweep;
+pub mod timing;
 pub mod trace;
 
 /// A value that cannot be used: what it is for, what it is, and what would be right.

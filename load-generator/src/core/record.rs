@@ -1,5 +1,7 @@
 //! What became of one request.
 
+use super::timing::Phase;
+
 /// How a request ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -69,6 +71,8 @@ pub struct Record {
     pub e2e_s: f64,
     /// Times between events with text, in microseconds.
     pub gaps_us: Vec<u32>,
+    /// Where the server says the time went; empty where it does not.
+    pub phases: Vec<Phase>,
 }
 
 /// What a request must keep to. What is not given is kept.
@@ -152,6 +156,7 @@ pub(crate) mod tests {
             ttft_s: Some(f64::from(ttft_ms) / 1e3),
             e2e_s: f64::from(ttft_ms + 10 * gap_ms) / 1e3,
             gaps_us: vec![gap_ms * 1000; 10],
+            phases: vec![("queue".to_owned(), 2.0), ("total".to_owned(), f64::from(ttft_ms))],
         }
     }
 

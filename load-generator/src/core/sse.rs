@@ -17,14 +17,28 @@ pub struct Parser {
     begun: bool,
 }
 
+/// A part of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Item<'a> {
+    /// An event.
+    Event {
+        /// Its name; empty where there is none.
+        name: &'a [u8],
+        /// Its data.
+        data: &'a [u8],
+    },
+    /// A line that is no event, without the colon (and the space) before it.
+    Comment(&'a [u8]),
+}
+
 /// An event that is longer than any real one.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an event has more than {MAX_EVENT_BYTES} bytes")]
 pub struct TooLong;
 
 impl Parser {
-    /// Takes the next piece; calls `event` with name (empty where there is none) and data of each event that is complete.
-    pub fn push(&mut self, mut piece: &[u8], mut event: impl FnMut(&[u8], &[u8])) -> Result<(), TooLong> {
+    /// Takes the next piece; calls `take` with each event, and each comment, that is complete.
+    pub fn push(&mut self, mut piece: &[u8], mut take: impl FnMut(Item<'_>)) -> Result<(), TooLong> {
         if self.after_return && piece.first() == Some(&b'\n') {
             piece = &piece[1..];
         }
@@ -43,11 +57,11 @@ impl Parser {
                 [] => &[],
             };
             if self.line.is_empty() {
-                self.end_of_line(line, &mut event)?;
+                self.end_of_line(line, &mut take)?;
             } else {
                 let mut whole = std::mem::take(&mut self.line);
                 whole.extend_from_slice(line);
-                self.end_of_line(&whole, &mut event)?;
+                self.end_of_line(&whole, &mut take)?;
                 // Its memory is used again.
                 whole.clear();
                 self.line = whole;
@@ -66,14 +80,17 @@ impl Parser {
         self.line.is_empty() && !self.has_data
     }
 
-    fn end_of_line(&mut self, mut line: &[u8], event: &mut impl FnMut(&[u8], &[u8])) -> Result<(), TooLong> {
+    fn end_of_line(&mut self, mut line: &[u8], take: &mut impl FnMut(Item<'_>)) -> Result<(), TooLong> {
         if !self.begun {
             self.begun = true;
             line = line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(line);
         }
         if line.is_empty() {
             if self.has_data {
-                event(&self.name, &self.data);
+                take(Item::Event {
+                    name: &self.name,
+                    data: &self.data,
+                });
             }
             self.name.clear();
             self.data.clear();
@@ -99,7 +116,8 @@ impl Parser {
                 self.name.clear();
                 self.name.extend_from_slice(value);
             }
-            // A comment, or a field of no interest.
+            b"" => take(Item::Comment(value)),
+            // A field of no interest.
             _ => {}
         }
         Ok(())
@@ -115,7 +133,12 @@ mod tests {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         for piece in pieces {
             parser
-                .push(piece, |name, data| found.push((text(name), text(data))))
+                .push(piece, |item| {
+                    found.push(match item {
+                        Item::Event { name, data } => (text(name), text(data)),
+                        Item::Comment(comment) => (":".to_owned(), text(comment)),
+                    });
+                })
                 .expect("short");
         }
         (found, parser.is_at_rest())
@@ -127,6 +150,7 @@ mod tests {
     fn expected() -> Vec<(String, String)> {
         [
             ("", "{\"a\":1}"),
+            (":", "comment"),
             ("", "two\nlines"),
             ("error", "ä€😀"),
             ("", ""),
@@ -170,7 +194,7 @@ mod tests {
         let piece = vec![b'x'; 1 << 20];
         let mut last = Ok(());
         for _ in 0..17 {
-            last = parser.push(&piece, |_, _| {});
+            last = parser.push(&piece, |_| {});
         }
         assert_eq!(last, Err(TooLong));
     }

@@ -158,6 +158,15 @@ pub struct Latencies {
     pub late_ms: Option<Distribution>,
 }
 
+/// A phase of the requests that succeeded, as the server tells.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PhaseTimes {
+    /// Its name.
+    pub name: String,
+    /// Times in milliseconds.
+    pub ms: Distribution,
+}
+
 /// The objectives, and how many requests met them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attainment {
@@ -191,6 +200,8 @@ pub struct Summary {
     pub latencies: Latencies,
     /// None without objectives.
     pub slo: Option<Attainment>,
+    /// Where the server says the time went, in its order (`total` is all of it); empty where it does not.
+    pub phases: Vec<PhaseTimes>,
     /// Up to ten different messages of failures.
     pub messages: Vec<String>,
 }
@@ -280,6 +291,7 @@ pub fn summarise(records: &[Record], slo: &Slo, open_loop: bool) -> Summary {
             attained,
         }),
         latencies: latencies(&counted, &done),
+        phases: phases(&done),
         counts,
         tokens,
         messages,
@@ -304,6 +316,22 @@ fn failures(counted: &[&Record]) -> (BTreeMap<String, u64>, Vec<String>) {
         }
     }
     (kinds, messages)
+}
+
+fn phases(done: &[&Record]) -> Vec<PhaseTimes> {
+    let mut found: Vec<(String, Collector)> = Vec::new();
+    for (name, ms) in done.iter().flat_map(|record| &record.phases) {
+        let at = found.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
+            found.push((name.clone(), Collector::default()));
+            found.len() - 1
+        });
+        found[at].1.add(ms / 1e3);
+    }
+    let told = |(name, collector): (String, Collector)| {
+        let ms = collector.distribution()?;
+        Some(PhaseTimes { name, ms })
+    };
+    found.into_iter().filter_map(told).collect()
 }
 
 fn latencies(counted: &[&Record], done: &[&Record]) -> Latencies {
@@ -398,6 +426,13 @@ mod tests {
             (300, 33, 33)
         );
         assert_eq!(found.tokens.cached, Some(48));
+        let phases: Vec<_> = found
+            .phases
+            .iter()
+            .map(|phase| (phase.name.as_str(), phase.ms.count))
+            .collect();
+        assert_eq!(phases, [("queue", 3), ("total", 3)]);
+        near(found.phases[1].ms.mean, 150.0);
         // The last is meant for second 4 and takes 0.25 s; five in four gaps of a second.
         near(found.duration_s, 4.25);
         near(found.offered_per_s.expect("open loop"), 1.0);

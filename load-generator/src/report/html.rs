@@ -8,8 +8,7 @@ use super::table::{named, warnings};
 use super::{Drawing, WriteError};
 use crate::core::record::{Outcome, Record};
 use crate::core::summary::{Distribution, Report, Summary};
-use crate::interfere::Interference;
-use crate::sweep::{SweepReport, SweepRun};
+use crate::core::timing::TOTAL;
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;color:#222;background:#fff;max-width:1200px;margin:2em auto;padding:0 1em}\
     h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em;border-bottom:1px solid #ccc}\
@@ -19,6 +18,8 @@ const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;color:#222;backgro
     .note{background:#fff7e0;padding:.4em .8em;margin:.3em 0}.failed{background:#fde8e8}";
 /// Parts into which the time of a run is cut for time lines.
 const BINS: usize = 120;
+/// Stacks of phases.
+const STACKS: usize = 40;
 /// A part is at least so long, in seconds: shorter ones show noise.
 const MIN_BIN_S: f64 = 0.25;
 
@@ -44,7 +45,7 @@ fn escaped(text: &str) -> String {
 }
 
 impl Page {
-    fn new(title: &str) -> Self {
+    pub(super) fn new(title: &str) -> Self {
         let mut page = Self {
             body: String::new(),
             in_plots: false,
@@ -69,17 +70,17 @@ impl Page {
         }
     }
 
-    fn heading(&mut self, text: &str) {
+    pub(super) fn heading(&mut self, text: &str) {
         self.end_plots();
         self.put(&format!("<h2>{}</h2>", escaped(text)));
     }
 
-    fn note(&mut self, class: &str, text: &str) {
+    pub(super) fn note(&mut self, class: &str, text: &str) {
         self.end_plots();
         self.put(&format!("<div class=\"note {class}\">{}</div>", escaped(text)));
     }
 
-    fn table(&mut self, head: &[&str], rows: &[Vec<String>]) {
+    pub(super) fn table(&mut self, head: &[&str], rows: &[Vec<String>]) {
         self.end_plots();
         let cells = |tag: &str, row: &mut dyn Iterator<Item = String>| {
             let cells: String = row.map(|cell| format!("<{tag}>{cell}</{tag}>")).collect();
@@ -93,7 +94,7 @@ impl Page {
         self.put(&format!("<table>{head}{rows}</table>"));
     }
 
-    fn plot(&mut self, caption: &str, drawing: &Drawing) -> Result<(), WriteError> {
+    pub(super) fn plot(&mut self, caption: &str, drawing: &Drawing) -> Result<(), WriteError> {
         if let Some(svg) = drawing.svg()? {
             if !self.in_plots {
                 self.put("<div class=\"plots\">");
@@ -107,7 +108,7 @@ impl Page {
         Ok(())
     }
 
-    fn settings(&mut self, settings: &Map<String, Value>) {
+    pub(super) fn settings(&mut self, settings: &Map<String, Value>) {
         self.heading("Settings");
         let shown = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let rows: Vec<_> = settings
@@ -157,10 +158,52 @@ pub fn run_page(report: &Report, records: &[Record]) -> Result<String, WriteErro
             page.plot(&caption, &drawing.line(name, d.cdf.clone()))?;
         }
     }
+    phase_stack(&mut page, records)?;
     page.heading("In the course of the run");
     timelines(&mut page, records, summary, streamed)?;
     page.settings(&report.settings);
     Ok(page.finish())
+}
+
+/// Where the server says the time of the requests went: those that took about as long side by side, in boxes of their mean
+/// phases.
+fn phase_stack(page: &mut Page, records: &[Record]) -> Result<(), WriteError> {
+    let mut told: Vec<&Record> = records
+        .iter()
+        .filter(|record| record.is_done() && !record.phases.is_empty())
+        .collect();
+    let Some(first) = told.first() else {
+        return Ok(());
+    };
+    let names: Vec<String> = first
+        .phases
+        .iter()
+        .map(|(name, _)| name.clone())
+        .filter(|name| name != TOTAL)
+        .collect();
+    told.sort_by(|a, b| a.e2e_s.total_cmp(&b.e2e_s));
+    let groups: Vec<&[&Record]> = told.chunks(told.len().div_ceil(STACKS)).collect();
+    let width = 100.0 / groups.len() as f64;
+    let mut tops = vec![0.0; groups.len()];
+    let mut drawing = Drawing::new("requests by their time to the end, %", "ms");
+    for name in &names {
+        let mut boxes = Vec::with_capacity(groups.len());
+        for ((i, group), top) in groups.iter().enumerate().zip(&mut tops) {
+            let of_name = |record: &&Record| {
+                record
+                    .phases
+                    .iter()
+                    .find(|(known, _)| known == name)
+                    .map_or(0.0, |(_, ms)| *ms)
+            };
+            let mean = group.iter().map(of_name).sum::<f64>() / group.len() as f64;
+            boxes.push(((i as f64 * width, *top), ((i + 1) as f64 * width, *top + mean)));
+            *top += mean;
+        }
+        drawing = drawing.boxes(name, &boxes);
+    }
+    page.heading("Phases, as the server tells");
+    page.plot("Mean phases of requests that took about as long", &drawing)
 }
 
 fn figures(page: &mut Page, summary: &Summary) {
@@ -204,10 +247,16 @@ fn figures(page: &mut Page, summary: &Summary) {
     rows.push(vec!["tokens generated".to_owned(), summary.tokens.output.to_string()]);
     page.heading("Figures");
     page.table(&["", ""], &rows);
-    let rows: Vec<_> = named(&summary.latencies)
+    let mut rows: Vec<_> = named(&summary.latencies)
         .iter()
         .filter_map(|(name, d)| d.as_ref().map(|d| times(name, d)))
         .collect();
+    rows.extend(
+        summary
+            .phases
+            .iter()
+            .map(|phase| times(&format!("phase: {}", phase.name), &phase.ms)),
+    );
     page.table(&["ms", "mean", "p50", "p90", "p99", "max", "count"], &rows);
 }
 
@@ -269,144 +318,6 @@ fn timelines(page: &mut Page, records: &[Record], summary: &Summary, streamed: b
     page.plot("Requests that were open in each step", &drawing)
 }
 
-/// The page of a sweep.
-pub fn sweep_page(report: &SweepReport) -> Result<String, WriteError> {
-    let mut page = Page::new("Load sweep");
-    page.note("", &report.verdict());
-    for note in &report.notes {
-        page.note("", note);
-    }
-    let mut runs: Vec<_> = report.runs.iter().collect();
-    runs.sort_by(|a, b| a.rate_per_s.total_cmp(&b.rate_per_s));
-    page.heading("Latency by rate");
-    let curve = |of: &dyn Fn(&Summary) -> Option<f64>| -> Vec<(f64, f64)> {
-        runs.iter()
-            .filter_map(|run| Some((run.rate_per_s, of(&run.summary)?)))
-            .collect()
-    };
-    let ttft = Drawing::new("offered requests/s", "ms")
-        .marked_line("TTFT p50", curve(&|s| s.latencies.ttft_ms.as_ref().map(|d| d.p50)))
-        .marked_line("TTFT p99", curve(&|s| s.latencies.ttft_ms.as_ref().map(|d| d.p99)));
-    page.plot("Time to the first token", &ttft)?;
-    let tokens = Drawing::new("offered requests/s", "ms")
-        .marked_line("TPOT p50", curve(&|s| s.latencies.tpot_ms.as_ref().map(|d| d.p50)))
-        .marked_line("TPOT p90", curve(&|s| s.latencies.tpot_ms.as_ref().map(|d| d.p90)))
-        .marked_line("ITL p99", curve(&|s| s.latencies.itl_ms.as_ref().map(|d| d.p99)));
-    page.plot("Time for each further token, and between two", &tokens)?;
-    let mut by_output: Vec<(f64, f64)> = runs
-        .iter()
-        .filter_map(|run| {
-            Some((
-                run.summary.throughput.output_tokens_per_s,
-                run.summary.latencies.ttft_ms.as_ref()?.p50,
-            ))
-        })
-        .collect();
-    by_output.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let throughput = Drawing::new("output tokens/s", "TTFT p50, ms").marked_line("TTFT p50", by_output);
-    page.plot("Latency by throughput", &throughput)?;
-    let attained: Vec<_> = runs.iter().map(|run| (run.rate_per_s, run.attained * 100.0)).collect();
-    let share = Drawing::new("offered requests/s", "% of requests")
-        .marked_line("within SLO", attained)
-        .line(
-            "needed",
-            runs.iter().map(|run| (run.rate_per_s, report.attain * 100.0)).collect(),
-        );
-    page.plot("Requests within SLO", &share)?;
-    sweep_table(&mut page, &runs);
-    page.settings(&report.settings);
-    Ok(page.finish())
-}
-
-fn sweep_table(page: &mut Page, runs: &[&SweepRun]) {
-    page.heading("Runs");
-    let point = |d: &Option<Distribution>, of: fn(&Distribution) -> f64| {
-        d.as_ref().map_or_else(String::new, |d| format!("{:.1}", of(d)))
-    };
-    let rows: Vec<_> = runs
-        .iter()
-        .map(|run| {
-            let latencies = &run.summary.latencies;
-            vec![
-                format!("{:.3}", run.rate_per_s),
-                format!("{:.1} %", run.attained * 100.0),
-                format!("{:.1}", run.summary.throughput.output_tokens_per_s),
-                point(&latencies.ttft_ms, |d| d.p50),
-                point(&latencies.ttft_ms, |d| d.p99),
-                point(&latencies.tpot_ms, |d| d.p50),
-                point(&latencies.itl_ms, |d| d.p99),
-                run.summary.counts.failed.to_string(),
-            ]
-        })
-        .collect();
-    let head = [
-        "rate",
-        "within SLO",
-        "tokens/s",
-        "TTFT p50",
-        "TTFT p99",
-        "TPOT p50",
-        "ITL p99",
-        "failed",
-    ];
-    page.table(&head, &rows);
-}
-
-/// The page of what prompts did to streams.
-pub fn interference_page(report: &Interference) -> Result<String, WriteError> {
-    let mut page = Page::new("Prompts beside running streams");
-    for note in &report.notes {
-        page.note("", note);
-    }
-    page.heading("Longest gap of any stream");
-    let of = |value: fn(&crate::interfere::Effect) -> f64| -> Vec<(f64, f64)> {
-        let mut points: Vec<_> = report
-            .prompts
-            .iter()
-            .map(|row| (f64::from(row.prompt_tokens), value(row)))
-            .collect();
-        points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        points
-    };
-    let gaps = Drawing::new("tokens of the prompt", "ms")
-        .marked_line("worst gap, median", of(|row| row.worst_gap_p50_ms))
-        .marked_line("worst gap, longest", of(|row| row.worst_gap_max_ms))
-        .marked_line("TTFT of the prompt", of(|row| row.ttft_p50_ms));
-    page.plot("By the length of the prompt", &gaps)?;
-    let calm = Drawing::new("gap, ms", "share")
-        .logarithmic()
-        .line("calm", report.calm.cdf.clone());
-    page.plot("Gaps while no prompt disturbs", &calm)?;
-    let mut rows = vec![vec![
-        "none".to_owned(),
-        String::new(),
-        format!("{:.1} (p99 {:.1})", report.calm.p50, report.calm.p99),
-        format!("{:.1}", report.calm.max),
-        format!("{:.1}", report.calm_tokens_per_s),
-    ]];
-    rows.extend(report.prompts.iter().map(|row| {
-        vec![
-            row.prompt_tokens.to_string(),
-            format!("{:.1}", row.ttft_p50_ms),
-            format!("{:.1}", row.worst_gap_p50_ms),
-            format!("{:.1}", row.worst_gap_max_ms),
-            format!("{:.1}", row.tokens_per_s),
-        ]
-    }));
-    page.table(
-        &[
-            "prompt",
-            "TTFT p50, ms",
-            "worst gap p50, ms",
-            "worst gap max, ms",
-            "tokens/s a stream",
-        ],
-        &rows,
-    );
-    page.settings(&report.settings);
-    Ok(page.finish())
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -437,7 +348,11 @@ mod tests {
             summary: summarise(&records, &slo, true),
         };
         let page = run_page(&report, &records).expect("written");
-        assert_eq!(page.matches("<svg").count(), 7, "four distributions, three time lines");
+        assert_eq!(
+            page.matches("<svg").count(),
+            8,
+            "four distributions, phases, three time lines"
+        );
         assert!(page.contains("http://x/&lt;b&gt;") && page.contains("a &amp; b"));
         assert!(page.contains("&lt;script&gt;") && !page.contains("<script"));
         for needle in ["src=", "href=", "@import", "url("] {

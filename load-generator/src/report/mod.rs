@@ -2,12 +2,14 @@
 
 mod csv;
 mod html;
+mod pages;
 mod plots;
 mod table;
 
 pub use csv::write_csv;
-pub use html::{Page, interference_page, run_page, sweep_page};
-pub use plots::Drawing;
+pub use html::{Page, run_page};
+pub use pages::{interference_page, sweep_page};
+pub use plots::{Drawing, Point};
 pub use table::{comparison, interference, run, sweep};
 
 /// A report that cannot be written.

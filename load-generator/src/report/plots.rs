@@ -21,6 +21,9 @@ const LOGARITHMIC_FROM: f64 = 50.0;
 /// More points than this are thinned out: nobody sees them, and the page grows.
 const MAX_POINTS: usize = 4000;
 
+/// Where something is: across, and up.
+pub type Point = (f64, f64);
+
 /// Points of one kind.
 #[derive(Clone, Debug)]
 struct Series {
@@ -28,6 +31,8 @@ struct Series {
     points: Vec<(f64, f64)>,
     joined: bool,
     marked: bool,
+    /// Each two points are the corners of a box.
+    boxed: bool,
 }
 
 /// A plot that is being put together.
@@ -75,6 +80,19 @@ impl Drawing {
         self.with(name, points, false, true)
     }
 
+    /// Adds boxes, each from its lower left to its upper right corner.
+    #[must_use]
+    pub fn boxes(mut self, name: &str, corners: &[(Point, Point)]) -> Self {
+        self.series.push(Series {
+            name: name.to_owned(),
+            points: corners.iter().flat_map(|(low, high)| [*low, *high]).collect(),
+            joined: false,
+            marked: false,
+            boxed: true,
+        });
+        self
+    }
+
     fn with(mut self, name: &str, mut points: Vec<(f64, f64)>, joined: bool, marked: bool) -> Self {
         points.retain(|(x, y)| x.is_finite() && y.is_finite());
         if points.len() > MAX_POINTS {
@@ -87,6 +105,7 @@ impl Drawing {
                 points,
                 joined,
                 marked,
+                boxed: false,
             });
         }
         self
@@ -178,6 +197,12 @@ impl Series {
         if self.joined {
             let line = LineSeries::new(points.iter().copied(), colour.stroke_width(2));
             chart.draw_series(line)?.label(&self.name).legend(sample);
+        }
+        if self.boxed {
+            let boxes = points
+                .chunks_exact(2)
+                .map(|corners| Rectangle::new([corners[0], corners[1]], colour.filled()));
+            chart.draw_series(boxes)?.label(&self.name).legend(sample);
         }
         if self.marked {
             let marks = points

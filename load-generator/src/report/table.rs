@@ -133,25 +133,30 @@ fn figures(text: &mut String, summary: &Summary) {
             ),
         );
     }
-    times(text, &summary.latencies);
+    times(text, summary);
 }
 
-fn times(text: &mut String, latencies: &Latencies) {
+fn times(text: &mut String, summary: &Summary) {
     line(
         text,
         &format!(
-            "\n{:<14}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}",
+            "\n{:<18}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}",
             "ms", "mean", "p50", "p90", "p99", "max", "count"
         ),
     );
-    for (name, distribution) in named(latencies) {
-        if let Some(d) = distribution {
-            let numbers: String = [d.mean, d.p50, d.p90, d.p99, d.max]
-                .iter()
-                .map(|n| format!("{n:>10.2}"))
-                .collect();
-            line(text, &format!("{name:<14}{numbers}{:>10}", d.count));
-        }
+    let latencies = named(&summary.latencies)
+        .into_iter()
+        .filter_map(|(name, d)| Some((name.to_owned(), d.as_ref()?)));
+    let phases = summary
+        .phases
+        .iter()
+        .map(|phase| (format!("  {}", phase.name), &phase.ms));
+    for (name, d) in latencies.chain(phases) {
+        let numbers: String = [d.mean, d.p50, d.p90, d.p99, d.max]
+            .iter()
+            .map(|n| format!("{n:>10.2}"))
+            .collect();
+        line(text, &format!("{name:<18}{numbers}{:>10}", d.count));
     }
 }
 

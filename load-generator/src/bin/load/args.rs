@@ -101,6 +101,10 @@ pub(crate) struct TargetArgs {
     /// Further members of each body, a JSON object: '{"temperature": 0}'. Objects in it are merged with those that are there.
     #[arg(long, value_name = "JSON", value_parser = object)]
     pub(crate) extra: Option<Object>,
+    /// Asks the server where the time of each answer went (`X-Baton-Phases: 1`). Times of a `Server-Timing` header are read without
+    /// it, too.
+    #[arg(long)]
+    pub(crate) phases: bool,
     /// Generation goes on behind an end token, so that answers have the length that was asked for (completions, chat; a
     /// parameter of servers of open models).
     #[arg(long)]

@@ -48,10 +48,11 @@ impl DialectArg {
 impl TargetArgs {
     /// Where requests go.
     pub(crate) fn target(&self) -> Target {
+        let asks = self.phases.then(|| ("X-Baton-Phases".to_owned(), "1".to_owned()));
         Target {
             url: self.url.clone(),
             api_key: self.api_key.clone(),
-            headers: self.headers.clone(),
+            headers: self.headers.iter().cloned().chain(asks).collect(),
             ca_cert: self.ca_cert.clone(),
             timeout: Duration::from_secs_f64(self.timeout_s),
         }
@@ -77,6 +78,7 @@ impl TargetArgs {
         settings.insert("url".to_owned(), json!(self.url));
         settings.insert("dialect".to_owned(), json!(self.dialect.dialect().name()));
         settings.insert("ignore_eos".to_owned(), json!(self.ignore_eos));
+        settings.insert("phases".to_owned(), json!(self.phases));
         settings.insert("extra".to_owned(), json!(self.extra.as_ref().map(|object| &object.0)));
         settings.insert("timeout_s".to_owned(), json!(self.timeout_s));
     }
