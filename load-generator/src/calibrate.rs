@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Client, Shot};
 use crate::core::dialect::Form;
-use crate::core::prompts::{CANDIDATES, Lexicon};
+use crate::core::prompts::{CANDIDATES, Lexicon, MIN_TOKENS_PER_WORD};
 use crate::core::record::Outcome;
 
 /// With at least so many words of one token each, prompts are made of them alone and have exactly the tokens they should.
@@ -90,6 +90,11 @@ pub async fn calibrate(client: &Client, form: &Form, url: &str) -> Result<Calibr
         Some(_) => lexicon.tokens_per_word(),
         None => (many - few) / (many_words - few_words),
     };
+    if slope < MIN_TOKENS_PER_WORD {
+        // Numbers that do not grow with the prompt count something else.
+        let how = How::Unknown;
+        return Ok(Calibration { lexicon, how });
+    }
     // What a prompt has beside its words: a first token, a chat template.
     let overhead = ((few - slope * few_words) + (many - slope * many_words)) / 2.0;
     Ok(Calibration {

@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::core::arrivals::{Arrivals, Process};
 use crate::core::dialect::Form;
-use crate::core::prompts::{Content, Lexicon, mix};
+use crate::core::prompts::{Content, Lexicon, MAX_TOKENS, mix};
 use crate::core::trace::{Scaling, Trace};
 use crate::core::{Invalid, trace};
 
@@ -40,8 +40,11 @@ impl std::str::FromStr for Lengths {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "it must be a number of tokens above 0, or a range like 200-1500".to_owned();
-        let number = |text: &str| text.trim().parse::<u32>().ok().filter(|n| *n > 0).ok_or_else(wrong);
+        let wrong = || format!("it must be a number of tokens from 1 to {MAX_TOKENS}, or a range like 200-1500");
+        let number = |text: &str| {
+            let number = text.trim().parse::<u32>().ok();
+            number.filter(|n| (1..=MAX_TOKENS).contains(n)).ok_or_else(wrong)
+        };
         let (from, to) = match text.split_once('-') {
             Some((from, to)) => (number(from)?, number(to)?),
             None => (number(text)?, number(text)?),
@@ -442,7 +445,7 @@ mod tests {
         for (text, from, to) in [("7", 7, 7), ("1-9", 1, 9), ("3 - 4", 3, 4)] {
             assert_eq!(text.parse(), Ok(Lengths { from, to }));
         }
-        for text in ["", "0", "x", "1-", "-1", "9-1", "1-2-3", "4294967296"] {
+        for text in ["", "0", "x", "1-", "-1", "9-1", "1-2-3", "10000001"] {
             assert!(text.parse::<Lengths>().is_err(), "{text}");
         }
         assert_eq!(Lengths { from: 1, to: 9 }.to_string(), "1-9");

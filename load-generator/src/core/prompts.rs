@@ -19,6 +19,11 @@ pub const CANDIDATES: &str = "the of and to in is you that it he was for on are 
     city earth eye light thought head under story saw left few while along might close something seem next hard open example \
     a b c d e f g h i j k l m n o p q r s t u v w x y z";
 
+/// Longest prompt, and longest answer, in tokens: several times what any model takes.
+pub const MAX_TOKENS: u32 = 10_000_000;
+/// No tokenizer makes less of a word; a server that seems to is not counting.
+pub const MIN_TOKENS_PER_WORD: f64 = 0.1;
+
 /// What a prompt says.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
@@ -58,7 +63,7 @@ impl Lexicon {
         }
         Ok(Self {
             words,
-            tokens_per_word: tokens_per_word.max(f64::MIN_POSITIVE),
+            tokens_per_word: tokens_per_word.max(MIN_TOKENS_PER_WORD),
             overhead: overhead.max(0.0),
         })
     }
@@ -85,7 +90,7 @@ impl Lexicon {
     /// The same words, counted otherwise.
     #[must_use]
     pub fn counted(mut self, tokens_per_word: f64, overhead: f64) -> Self {
-        self.tokens_per_word = tokens_per_word.max(f64::MIN_POSITIVE);
+        self.tokens_per_word = tokens_per_word.max(MIN_TOKENS_PER_WORD);
         self.overhead = overhead.max(0.0);
         self
     }
@@ -223,5 +228,10 @@ mod tests {
     #[test]
     fn too_few_words_are_refused() {
         assert!(Lexicon::new(vec!["one".to_owned()], 1.0, 0.0).is_err());
+        assert_eq!(
+            lexicon(0.0, 0.0).words_for(7),
+            70,
+            "a server that does not count asks for no endless prompts"
+        );
     }
 }

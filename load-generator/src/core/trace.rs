@@ -8,6 +8,7 @@ use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
 
 use super::Invalid;
+use super::prompts::MAX_TOKENS;
 
 /// Tokens for which one hash id stands in Mooncake's traces.
 pub const BLOCK_TOKENS: u32 = 512;
@@ -130,10 +131,10 @@ fn azure(text: &str) -> Result<Vec<Entry>, TraceError> {
             wrong(line, format!("TIMESTAMP is {time:?}; {right}"))
         })?;
         let count = |name: &str, value: &str| match value.parse::<u32>() {
-            Ok(count) if count > 0 => Ok(count),
+            Ok(count) if (1..=MAX_TOKENS).contains(&count) => Ok(count),
             _ => Err(wrong(
                 line,
-                format!("{name} is {value:?}; it must be a number of tokens above 0"),
+                format!("{name} is {value:?}; it must be a number of tokens from 1 to {MAX_TOKENS}"),
             )),
         };
         entries.push(Entry {
@@ -201,8 +202,11 @@ fn mooncake(text: &str) -> Result<Vec<Entry>, TraceError> {
             ("input_length", read.input_length),
             ("output_length", read.output_length),
         ] {
-            if value == 0 {
-                return Err(wrong(line, format!("{name} is 0; it must be above 0")));
+            if !(1..=MAX_TOKENS).contains(&value) {
+                return Err(wrong(
+                    line,
+                    format!("{name} is {value}; it must be from 1 to {MAX_TOKENS}"),
+                ));
             }
         }
         let blocks = read.input_length.div_ceil(BLOCK_TOKENS) as usize;
@@ -255,7 +259,11 @@ impl Trace {
             }
         }
         let mut cut = 0;
-        let length = |tokens: u32| (f64::from(tokens) * scaling.length).round().max(1.0) as u32;
+        let length = |tokens: u32| {
+            (f64::from(tokens) * scaling.length)
+                .round()
+                .clamp(1.0, f64::from(MAX_TOKENS)) as u32
+        };
         for entry in &mut self.entries {
             let seconds = entry.at.as_secs_f64() * scaling.time;
             entry.at = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
@@ -348,7 +356,7 @@ mod tests {
         for (row, words) in [
             ("yesterday,1,1", &["line 3", "TIMESTAMP", "yesterday"][..]),
             ("2023-11-16 00:00:00,x,1", &["line 3", "ContextTokens", "\"x\""]),
-            ("2023-11-16 00:00:00,1,0", &["line 3", "GeneratedTokens", "above 0"]),
+            ("2023-11-16 00:00:00,1,0", &["line 3", "GeneratedTokens", "from 1"]),
             ("2023-11-16 00:00:00,1", &["line 3", "2 fields", "must be 3"]),
         ] {
             let error = azure(row);

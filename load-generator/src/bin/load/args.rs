@@ -266,16 +266,16 @@ pub(crate) struct InterfereArgs {
     #[arg(long, value_name = "K", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) streams: u32,
     /// Tokens of the streams' prompts.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub(crate) stream_input: u32,
     /// Tokens after which a stream ends and is begun again.
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..))]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..=10_000_000))]
     pub(crate) stream_tokens: u32,
     /// Lengths of the prompts that are sent beside them, in tokens.
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "256,512,1024", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "256,512,1024", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub(crate) prompt_tokens: Vec<u32>,
     /// Tokens that those ask for.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub(crate) prompt_output: u32,
     /// Times that each length is sent.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
