@@ -137,10 +137,11 @@ section! {
         /// step times, what is queued, what nodes have cached, and measured transfers; "least_loaded": the least work ahead;
         /// "round_robin": one after the other.
         routing: RoutingConfig = RoutingConfig::PrefixAffinity, Kind::Choice(&["prefix_affinity", "least_loaded", "round_robin"]);
-        /// Whether decode nodes compute prompts themselves. "never"; "always": every prompt that they can; "auto": where that is
-        /// predicted to cost less than a prefill node and the transfer, what it costs others there included, or where no
-        /// prefill node takes jobs. Beam searches and requests for the prompt's log-probabilities need a prefill node.
-        local_prefill: LocalPrefillConfig = LocalPrefillConfig::Never, Kind::Choice(&["never", "auto", "always"]);
+        /// Whether decode nodes compute prompts themselves. "auto": where that is predicted to cost less than a prefill node and
+        /// the transfer, what it costs the sequences there included, or where no prefill node could take the job; "always":
+        /// every prompt; "never": none, so that without a prefill node nothing is served. What a node of role both would hand
+        /// over to itself it computes as a decode node with any of them.
+        local_prefill: LocalPrefillConfig = LocalPrefillConfig::Auto, Kind::Choice(&["never", "auto", "always"]);
         /// A node that has work and takes no step for this long, or reports nothing, gets no jobs, and those it has are done
         /// elsewhere, until it gets on, in milliseconds. Longer than the longest step, and than a second.
         node_stall_ms: u64 = 10_000, int(1_000, 86_400_000);

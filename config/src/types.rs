@@ -107,10 +107,10 @@ pub enum LogprobsConfig {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LocalPrefillConfig {
-    /// Never.
-    #[default]
+    /// Never, but for a node that serves both roles and would hand over to itself.
     Never,
-    /// Where that is predicted to be cheaper, or no prefill node takes jobs.
+    /// Where that is predicted to be cheaper, or no prefill node could take the job.
+    #[default]
     Auto,
     /// Every prompt that they can.
     Always,

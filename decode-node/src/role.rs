@@ -122,7 +122,7 @@ impl DecodeRole {
                     job.choices.len()
                 ));
             }
-            None if job.choices.is_empty() && (job.prompt_logprobs.is_none() || job.source == KvSource::Handoff) => {
+            None if job.choices.is_empty() && job.source == KvSource::Handoff => {
                 return Err(NO_CHOICE.to_owned());
             }
             Some(_) | None => check_tokens(&job.token_ids, self.context.vocab_size, self.context.max_seq_len)?,
@@ -329,7 +329,7 @@ impl NodeRole for DecodeRole {
 const LONGEST_JOB_MS: u64 = 365 * 24 * 3_600_000;
 const PROMPT_TOLD: &str =
     "prompt_logprobs is set: only a node that computes the prompt tells of it, before any choice has tokens";
-const NO_CHOICE: &str = "choices is empty: there is nothing to generate";
+const NO_CHOICE: &str = "choices is empty: a handoff leads to nothing";
 
 /// Whether all there is is the prompt: whoever computes it draws the first tokens.
 fn has_prompt_alone(job: &DecodeJob) -> bool {

@@ -4,7 +4,7 @@ use crate::limits::EngineLimits;
 use crate::step_time::{Delay, StepTimes};
 
 /// The rows of one step. Sequences that lack a single row (running ones) have theirs set aside beforehand; prompts share
-/// the rest in chunks, and only a part of it if somebody generates: as many rows as their time allows, which are fewer the
+/// the rest in chunks, and only a part of it if somebody generates or is about to: as many rows as their time allows, which are fewer the
 /// more tokens a row looks back on. So a prompt costs those a bounded delay and never a step, and as there is always a row
 /// left for it, it advances in every step.
 #[derive(Debug)]
@@ -16,7 +16,8 @@ pub(crate) struct StepBudget {
 }
 
 impl StepBudget {
-    /// `single` rows are set aside for as many sequences, some of which generate tokens if `generating`.
+    /// `single` rows are set aside for as many sequences. `generating`: somebody would have to wait for prompts, be it one of
+    /// those, or one whose KV is on its way and who may come in the middle of the step.
     pub(crate) fn new(limits: &EngineLimits, single: usize, generating: bool, times: &StepTimes) -> Self {
         let most = if generating {
             limits.mixed_prefill_tokens

@@ -162,6 +162,7 @@ impl Engine {
                 self.scheduler.schedule(&mut Pass {
                     pool: &mut self.blocks,
                     others: &self.others,
+                    expecting: self.reservations.len() > 0,
                     plan: &mut self.plan,
                     preempted: &mut self.preempted,
                 });

@@ -44,6 +44,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) pool: &'a mut BlockManager,
     /// Owners of blocks that are not sequences of the scheduler.
     pub(crate) others: &'a [Holder],
+    /// Blocks are reserved for sequences that will join the batch, perhaps in the middle of this step.
+    pub(crate) expecting: bool,
     pub(crate) plan: &'a mut StepPlan,
     pub(crate) preempted: &'a mut Vec<SequenceId>,
 }
@@ -187,7 +189,7 @@ impl Scheduler {
         clear(pass.plan);
         self.seat_owners();
         let single = self.running.iter().filter(|sequence| sequence.pending() == 1).count();
-        let generating = self.running.iter().any(Sequence::generates);
+        let generating = pass.expecting || self.running.iter().any(Sequence::generates);
         let mut budget = StepBudget::new(&self.limits, single, generating, &self.times);
         let mut index = 0;
         while index < self.running.len() {

@@ -254,12 +254,20 @@ def wait_until_ready(port, processes):
         while time.monotonic() < deadline:
             fail_if_dead(processes)
             try:
-                if call(port, "GET", "/health", timeout=5)[0] == 200:
+                # A decode node alone can serve, too: what is waited for is the cluster that was asked for.
+                if call(port, "GET", "/health", timeout=5)[0] == 200 and joined(port) == len(processes) - 1:
                     return
             except (OSError, HTTPException):
                 pass  # not listening yet
             time.sleep(0.2)
-        raise Failed(f"GET /health did not answer 200 within {READY_S} s; the logs are in {LOGS}")
+        raise Failed(f"the nodes did not join within {READY_S} s; the logs are in {LOGS}")
+
+
+def joined(port):
+    """How many nodes the coordinator knows."""
+    metrics = call(port, "GET", "/metrics", timeout=5)[1].splitlines()
+    totals = [line for line in metrics if line.startswith("baton_node_blocks{") and 'kind="total"' in line]
+    return sum(float(line.rsplit(" ", 1)[1]) > 0 for line in totals)
 
 
 def call(port, method, path, body=None, timeout=ANSWER_S):

@@ -114,6 +114,8 @@ pub struct Scenario {
     pub local_prefill: LocalPrefillConfig,
     /// Nodes that may serve any role, bit by bit.
     pub versatile: u64,
+    /// Every node serves both roles from its start.
+    pub all_both: bool,
     /// Nodes keep computed blocks.
     pub prefix_cache: bool,
     /// How far engines look ahead, in tokens: little leads to preemptions.
@@ -228,6 +230,7 @@ impl Scenario {
                 LocalPrefillConfig::Always,
             ]),
             versatile: if random.chance(350) { random.next_u64() } else { 0 },
+            all_both: false,
             prefix_cache: random.chance(850),
             horizon_tokens: *random.pick(&[1, 3, 256]),
             leaves_within_us: 600_000,
@@ -237,7 +240,7 @@ impl Scenario {
 
     /// What a node's certificate allows.
     pub fn certified(&self, index: usize) -> Role {
-        if self.versatile >> (index % 64) & 1 == 1 {
+        if self.all_both || self.versatile >> (index % 64) & 1 == 1 {
             Role::Both
         } else {
             self.node(index).1
@@ -247,7 +250,7 @@ impl Scenario {
     /// What a node serves at its start.
     pub fn role(&self, index: usize) -> Role {
         match self.certified(index) {
-            Role::Both if index.is_multiple_of(2) => Role::Both,
+            Role::Both if self.all_both || index.is_multiple_of(2) => Role::Both,
             _ => self.node(index).1,
         }
     }

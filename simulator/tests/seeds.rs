@@ -1,5 +1,8 @@
 //! Some hundred seeds, and what makes them worth something: they replay, and they notice what is wrong.
 
+use std::time::Duration;
+
+use config::LocalPrefillConfig;
 use simulator::scenario::{Faults, Scenario, Size};
 use simulator::world::Tally;
 use simulator::{run, run_late_frames, run_scenario};
@@ -54,6 +57,33 @@ fn without_faults_every_request_is_answered() {
         "{total:?}"
     );
     assert!(total.answered >= 60 * 48, "{total:?}");
+}
+
+/// Nodes of both roles with little room, and calls that come all at once: a prompt that waits for blocks which another handoff
+/// has must not be what that one waits for. (Handing over in both directions, seeds 16 and 95 wait until the prompt's time is
+/// over.)
+#[test]
+fn nodes_of_both_roles_never_wait_for_each_other_in_a_circle() {
+    let total = run_all(0..150, |seed| {
+        let size = Size {
+            prefill: 1,
+            decode: 1 + seed as usize % 2,
+            ..Size::default()
+        };
+        let calm = Scenario::calm(seed, size);
+        let scenario = Scenario {
+            all_both: true,
+            blocks: vec![24; calm.blocks.len()],
+            busy: Duration::from_millis(20),
+            latency_us: 20_000,
+            horizon_tokens: 256,
+            prefix_cache: false,
+            local_prefill: LocalPrefillConfig::Never,
+            ..calm
+        };
+        run_scenario(seed, scenario, false)
+    });
+    assert!(total.answered > 150 * 40 && total.restarted == 0, "{total:?}");
 }
 
 #[test]

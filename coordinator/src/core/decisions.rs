@@ -34,6 +34,8 @@ pub struct Decision {
     pub age_ms: u64,
     /// The policy.
     pub policy: &'static str,
+    /// Whether decode nodes may compute prompts: `coordinator.local_prefill`.
+    pub local_prefill: &'static str,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// What was decided.
@@ -42,9 +44,10 @@ pub struct Decision {
     pub prefill: Option<Arc<str>>,
     /// The decode node that was chosen.
     pub decode: Option<Arc<str>>,
-    /// Predicted cost of the cheapest pair of nodes; none if there was no pair, or none was wanted.
+    /// Predicted cost of the cheapest pair of two nodes; none if there was no pair, or none was wanted.
     pub remote_us: Option<u64>,
-    /// Predicted cost on the cheapest decode node that would compute the prompt itself; none if that was not considered.
+    /// Predicted cost on the cheapest decode node that could compute the prompt itself now; none if there was none. With
+    /// `auto` the cheaper of the two ways is taken, but the other one than last time only if it is a tenth cheaper.
     pub local_us: Option<u64>,
     /// Every node that was considered, and its costs.
     pub candidates: Options,
@@ -116,6 +119,7 @@ mod tests {
                 attempt,
                 age_ms: 0,
                 policy: "round_robin",
+                local_prefill: "auto",
                 prompt_tokens: 5,
                 way: Way::Handoff,
                 prefill: Some("p0".into()),

@@ -85,6 +85,8 @@ impl Coordinator {
         let mut config = Config::default();
         config.cluster.connect_timeout_ms = 1_000;
         config.coordinator.inter_token_timeout_ms = 5_000;
+        // Tests are about hand-overs, and their nodes are idle.
+        config.coordinator.local_prefill = config::LocalPrefillConfig::Never;
         change(&mut config);
         let authority = CertificateAuthority::generate().expect("an authority");
         let own = authority

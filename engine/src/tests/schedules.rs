@@ -430,3 +430,21 @@ fn who_has_no_rows_left_takes_no_blocks_from_anybody() {
          step              => 0:18-19* 1:2-5 2:6-6* 3:6-6* end 0 Length",
     );
 }
+
+/// Somebody whose KV is on its way may have to wait for a step that has begun: it is kept as short as beside one who generates.
+#[test]
+fn prompts_are_cut_as_short_for_those_who_are_awaited_as_for_those_who_generate() {
+    let limits = EngineLimits {
+        mixed_prefill_tokens: 2,
+        ..limits()
+    };
+    check(
+        engine(limits),
+        "add 10 max 1      => 0
+         step              => 0:0-5
+         reserve 4 grow 2  => 0 [2]
+         step              => 0:6-7
+         drop 0            => yes
+         step              => 0:8-9* end 0 Length",
+    );
+}

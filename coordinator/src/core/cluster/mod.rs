@@ -324,8 +324,8 @@ impl Cluster {
             return Missing::Node;
         };
         let prefill = entry.request.state() == &State::Stranded
-            || self.may_be_local(&entry.request.request)
-            || self.nodes.is_present(Role::Prefill);
+            || self.nodes.is_present(Role::Prefill)
+            || (self.may_be_local() && self.nodes.is_present(Role::Decode));
         let decode = !entry.request.needs_decode() || self.nodes.is_present(Role::Decode);
         if prefill && decode {
             Missing::Room {

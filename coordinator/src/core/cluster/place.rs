@@ -11,7 +11,7 @@ use super::{Action, Cluster, Entry, Prefix};
 use crate::core::decisions::{Decision, Record, Way};
 use crate::core::nodes::{Held, LinkId, Shape, Wanted, Work};
 use crate::core::prefix_index::Matches;
-use crate::core::request::{Request, RequestLimits, may_be_local};
+use crate::core::request::{Request, RequestLimits};
 use crate::core::routing::{self, LocalPrefill, Options, Placed};
 use crate::core::types::{ClusterStatus, ServeError, ServeErrorKind, ServeRequest};
 
@@ -29,10 +29,14 @@ pub(super) fn needs(request: &ServeRequest) -> Needs {
         held: Held::alike(1, 1),
         most_tokens: prompt + 1,
     };
-    let decode = Shape {
-        prompt,
-        held: Held::alike(request.choices as usize, 1),
-        most_tokens: prompt + request.stop.max_tokens as usize,
+    let decode = match request.choices {
+        // A prompt alone.
+        0 => prefill.clone(),
+        choices => Shape {
+            prompt,
+            held: Held::alike(choices as usize, 1),
+            most_tokens: prompt + request.stop.max_tokens as usize,
+        },
     };
     let used = if request.needs_decode() { 2 } else { 1 };
     Needs {
@@ -107,25 +111,24 @@ impl Cluster {
         let place = (entry.number, id);
         let (request, cached) = (&entry.request, entry.cached());
         let needs = needs(&request.request);
-        let one_could = may_be_local(&request.request);
-        let may_be_local = self.may_be_local(&request.request);
+        let (local, needs_decode) = (self.may_be_local(), request.needs_decode());
         let too_large = |(role, shape): &(Role, Shape)| self.nodes.too_large(*role, shape);
         let [prefill_need, decode_need] = &needs.all;
-        let message = match too_large(prefill_need).filter(|_| !may_be_local) {
-            None if request.needs_decode() || may_be_local => too_large(decode_need),
-            message => message,
+        let message = match (too_large(prefill_need), too_large(decode_need)) {
+            (Some(_), None) if local => None,
+            (None, Some(_)) if !needs_decode => None,
+            (prefill, decode) => prefill.or(decode),
         };
         if let Some(message) = message {
             self.end(now, place.1, ServeErrorKind::TooLong, &message, actions);
             return true;
         }
         let [(_, prefill_shape), (_, decode_shape)] = &needs.all;
-        let needs_decode = request.needs_decode();
         let options = self.nodes.options(
             now,
             &Wanted {
                 prefill: Some(prefill_shape),
-                decode: (needs_decode || may_be_local).then_some(decode_shape),
+                decode: (needs_decode || local).then_some(decode_shape),
                 most_steps: request.steps_left(),
                 cached,
                 avoid: request.avoid(),
@@ -137,8 +140,6 @@ impl Cluster {
         }
         let asked = routing::Needs {
             decode: needs_decode,
-            may_be_local,
-            one_could,
             prefill_serves: self.nodes.is_serving(now, Role::Prefill),
         };
         let Some(placed) = self.router.place(&options, &asked) else {
@@ -191,9 +192,9 @@ impl Cluster {
         self.start_job(leg, job, actions);
     }
 
-    /// True if a decode node may do all of a request.
-    pub(super) fn may_be_local(&self, request: &ServeRequest) -> bool {
-        self.router.local() != LocalPrefill::Never && may_be_local(request)
+    /// True if decode nodes may do all of a request.
+    pub(super) fn may_be_local(&self) -> bool {
+        self.router.local() != LocalPrefill::Never
     }
 
     /// An error if there is no way for a new request, and none is to be expected.
@@ -202,7 +203,7 @@ impl Cluster {
             all: [prefill, decode],
             used,
         } = needs(request);
-        let local = self.may_be_local(request);
+        let local = self.may_be_local();
         if let Err(error) = self.way(now, &prefill)
             && !(local && self.way(now, &decode).is_ok())
         {
@@ -241,6 +242,7 @@ impl Cluster {
             attempt: request.attempt(),
             age_ms: 0,
             policy: self.router.policy().as_str(),
+            local_prefill: self.router.local().as_str(),
             prompt_tokens: request.request.token_ids.len(),
             way,
             prefill: prefill.map(|number| candidates.prefill[number].node.name.clone()),
@@ -328,7 +330,7 @@ impl Cluster {
             queued_bytes: self.admission.queued_bytes(),
             running: self.requests.len() - self.queue.len(),
             draining: self.draining,
-            local_prefill: self.router.local() != LocalPrefill::Never,
+            local_prefill: self.may_be_local(),
         }
     }
 

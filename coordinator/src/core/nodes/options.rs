@@ -139,6 +139,7 @@ impl Node {
         Candidate {
             link,
             name: self.name.clone(),
+            both: self.role == Role::Both,
             avoided: avoid.is_some_and(|avoid| *avoid.0 == *self.name),
             free: left >= 0 && credit,
             load,

@@ -111,8 +111,9 @@ impl Request {
             return self.nonsense(now, leg, "prompt without one first token for each choice", ctx);
         }
         self.phases.waited(now, Duration::from_micros(step.queue_us));
+        let told = self.tells_enough(&computed);
         match &mut self.state {
-            State::Prefilling { prefill, decode, early } if *prefill == leg => {
+            State::Prefilling { prefill, decode, early } if *prefill == leg && told => {
                 let (decode, early) = (*decode, std::mem::take(early));
                 self.prompt_is_computed(now, leg, computed.cached_tokens, computed.prompt_logprobs, ctx);
                 if let Some(decode) = decode {
@@ -127,11 +128,7 @@ impl Request {
             State::Transferring { prefill, .. } | State::Decoding { prefill, .. } if *prefill == Some(leg) => {
                 self.first_tokens(now, leg, computed.tokens, step, ctx);
             }
-            State::Local { decode } if *decode == leg => {
-                self.prompt_is_computed(now, leg, computed.cached_tokens, computed.prompt_logprobs, ctx);
-                self.goes_on_locally(leg);
-                self.first_tokens(now, leg, computed.tokens, step, ctx);
-            }
+            State::Local { decode } if *decode == leg && told => self.on_computed_locally(now, leg, computed, ctx),
             // A beam search that is done again has nothing new to tell of its prompt.
             State::Resuming { decode } if *decode == leg && self.request.beam_width.is_some() => {
                 ctx.ignore("prompt computed again");
@@ -283,10 +280,12 @@ impl Request {
                     Effect::Note(Note::Migrated(stall)),
                 ]);
             }
-            // A node may leave out what it computed for.
-            State::Local { decode } if *decode == leg && token.position == 0 => {
+            // A node may leave out what it computed for, unless the client has asked for that.
+            State::Local { decode }
+                if *decode == leg && token.position == 0 && self.request.prompt_logprobs.is_none() =>
+            {
                 self.prompt_is_computed(now, leg, 0, None, ctx);
-                self.goes_on_locally(leg);
+                self.goes_on_locally(now, leg, ctx.limits);
             }
             State::Decoding { decode, .. } if *decode == leg => {}
             State::Queued

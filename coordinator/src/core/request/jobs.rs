@@ -89,7 +89,7 @@ impl Request {
             sampling: self.request.sampling.clone(),
             stop: self.request.stop.clone(),
             source,
-            // Of moved requests the prompts have been told of; those that decode nodes begin do not ask (`local`).
+            // A prefill node tells of the prompt, and of a moved request's the client knows; `local` asks for them.
             prompt_logprobs: None,
             handoff_deadline_ms: self.within(now, handoff),
             deadline_ms: self.within(now, Duration::MAX),

@@ -2,18 +2,12 @@
 
 use std::time::Instant;
 
-use protocol::control::{DecodeJob, KvSource};
+use protocol::control::{DecodeJob, KvSource, PromptComputed};
 use protocol::sampling::PromptLogprob;
 
 use super::{Context, Effect, Request, RequestLimits, State};
 use crate::core::nodes::LegId;
-use crate::core::types::{ClientEvent, ServeRequest};
-
-/// True if a decode node may be given all of it: choices are drawn, it is no beam search, and the prompt's log-probabilities are
-/// not asked for. (Nodes can do these, too; requests for them always go by a prefill node so far.)
-pub fn may_be_local(request: &ServeRequest) -> bool {
-    request.choices > 0 && request.beam_width.is_none() && request.prompt_logprobs.is_none()
-}
+use crate::core::types::ClientEvent;
 
 impl Request {
     /// `Queued` -> `Local`: the job for the decode node.
@@ -23,7 +17,11 @@ impl Request {
         self.prefill_sent = Some(now);
         self.state = State::Local { decode };
         self.deadline = now + limits.prefill_timeout;
-        self.decode_job(now, KvSource::Compute, limits)
+        DecodeJob {
+            // The first job that computes the prompt tells of it; jobs that go on behind the first tokens do not.
+            prompt_logprobs: self.request.prompt_logprobs,
+            ..self.decode_job(now, KvSource::Compute, limits)
+        }
     }
 
     /// The prompt has been computed by `leg`: the client is told before the first tokens.
@@ -45,8 +43,33 @@ impl Request {
         }));
     }
 
-    /// The first token is there: from here on it is like any other request that generates.
-    pub(super) fn goes_on_locally(&mut self, decode: LegId) {
+    /// False if the client has asked for the prompt's log-probabilities and they are not there.
+    pub(super) fn tells_enough(&self, computed: &PromptComputed) -> bool {
+        self.request.prompt_logprobs.is_none() || computed.prompt_logprobs.is_some()
+    }
+
+    /// The decode node has computed the prompt: from here on it is like any other request that generates, unless the prompt
+    /// was all that was asked for.
+    pub(super) fn on_computed_locally(
+        &mut self,
+        now: Instant,
+        decode: LegId,
+        computed: PromptComputed,
+        ctx: &mut Context<'_>,
+    ) {
+        self.prompt_is_computed(now, decode, computed.cached_tokens, computed.prompt_logprobs, ctx);
+        self.goes_on_locally(now, decode, ctx.limits);
+        if self.request.choices == 0 {
+            return self.done(now, ctx.out);
+        }
+        for (choice, token) in (0..).zip(computed.tokens) {
+            self.token(now, decode, choice, token, computed.step, ctx);
+        }
+    }
+
+    /// What follows are tokens, or a search that says nothing before its end.
+    pub(super) fn goes_on_locally(&mut self, now: Instant, decode: LegId, limits: &RequestLimits) {
         self.state = State::Decoding { prefill: None, decode };
+        self.deadline = now + self.patience(limits);
     }
 }

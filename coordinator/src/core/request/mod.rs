@@ -28,7 +28,6 @@ mod local;
 
 pub use self::cause::Cause;
 pub use self::facts::Missing;
-pub use self::local::may_be_local;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

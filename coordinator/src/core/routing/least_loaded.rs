@@ -23,6 +23,7 @@ mod tests {
         Candidate {
             link: LinkId(0),
             name: name.into(),
+            both: false,
             avoided,
             free: true,
             load,

@@ -44,6 +44,8 @@ pub struct Candidate {
     pub link: LinkId,
     /// Its name.
     pub name: Arc<str>,
+    /// It serves both roles.
+    pub both: bool,
     /// An earlier attempt of the same request failed there.
     pub avoided: bool,
     /// It has room for the job now.
@@ -121,9 +123,16 @@ impl DecodeOption {
 }
 
 impl Options {
-    /// True if a node that serves both roles would hand over to itself.
-    fn is_one_node(&self, prefill: usize, decode: usize) -> bool {
-        self.prefill[prefill].node.link == self.decode[decode].node.link
+    /// What a prefill and a decode node are to each other.
+    fn relation(&self, prefill: usize, decode: usize) -> Relation {
+        let (from, to) = (&self.prefill[prefill].node, &self.decode[decode].node);
+        if from.link == to.link {
+            Relation::OneNode
+        } else if from.both && to.both && from.name > to.name {
+            Relation::AgainstTheOrder
+        } else {
+            Relation::Two
+        }
     }
 
     /// Microseconds, if prefill node number `prefill` and decode node number `decode` share the work.
@@ -137,12 +146,29 @@ impl Options {
     }
 }
 
+/// What a prefill and a decode node are to each other.
+///
+/// Of two nodes that both serve both roles only the one whose name comes first hands over to the other. A handoff holds blocks
+/// on the decode node while its prompt may have to wait for blocks on the prefill node, which other handoffs hold there; were
+/// both directions allowed, two prompts could wait for each other's blocks, and nothing but a deadline would end it. So all
+/// such waits lead towards earlier names, and none of them in a circle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Relation {
+    /// One hands over to the other.
+    Two,
+    /// It would hand over to itself.
+    OneNode,
+    /// It is the other one that may hand over to this one.
+    AgainstTheOrder,
+}
+
 impl Options {
-    /// Cost of the cheapest pair with room on the decode node, whether or not the prefill node can begin now.
+    /// Cost of the cheapest pair of two nodes with room on the decode node, whether or not the prefill node can begin now.
     pub fn remote_us(&self) -> Option<u64> {
         let free = || (0..self.decode.len()).filter(|number| self.decode[*number].node.free);
         let pairs = (0..self.prefill.len()).flat_map(|prefill| free().map(move |decode| (prefill, decode)));
-        pairs.map(|(prefill, decode)| self.pair_us(prefill, decode)).min()
+        let two = pairs.filter(|(prefill, decode)| self.relation(*prefill, *decode) == Relation::Two);
+        two.map(|(prefill, decode)| self.pair_us(prefill, decode)).min()
     }
 
     /// Cost on the cheapest decode node with room, if it computes the prompt itself.
@@ -158,13 +184,24 @@ impl Options {
 /// Whether decode nodes compute prompts themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LocalPrefill {
-    /// Where that is predicted to cost less than a prefill node and the transfer, or no prefill node takes jobs.
-    Auto,
-    /// Never.
+    /// Where that is predicted to cost less than a prefill node and the transfer, or no prefill node could take the job.
     #[default]
+    Auto,
+    /// Never, but for a node that serves both roles and would hand over to itself.
     Never,
-    /// Every prompt that they can compute with all that is asked for.
+    /// Every prompt.
     Always,
+}
+
+impl LocalPrefill {
+    /// The word for it in configuration and decision records.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Never => "never",
+            Self::Always => "always",
+        }
+    }
 }
 
 /// What a request needs, and what there is for it.
@@ -172,10 +209,6 @@ pub enum LocalPrefill {
 pub struct Needs {
     /// More than the first tokens are wanted.
     pub decode: bool,
-    /// A decode node could do all of it, and is allowed to.
-    pub may_be_local: bool,
-    /// A node that serves both roles could do all of it.
-    pub one_could: bool,
     /// A prefill node takes jobs, though perhaps not now.
     pub prefill_serves: bool,
 }
@@ -231,50 +264,36 @@ impl Router {
 
     /// Where a request goes; `None` if it has to wait.
     pub fn place(&mut self, options: &Options, needs: &Needs) -> Option<Placed> {
-        let local = needs.may_be_local
-            && match self.local {
-                LocalPrefill::Never => false,
-                LocalPrefill::Always => true,
-                LocalPrefill::Auto => !needs.prefill_serves || (needs.decode && self.local_is_cheaper(options)),
-            };
+        let local = match self.local {
+            LocalPrefill::Never => false,
+            // What no decode node could take a prefill node may do alone.
+            LocalPrefill::Always => needs.decode || !options.decode.is_empty(),
+            LocalPrefill::Auto => {
+                !needs.prefill_serves || options.prefill.is_empty() || (needs.decode && self.local_is_cheaper(options))
+            }
+        };
         if local {
             return prefix_affinity::local(options).map(Placed::Local);
         }
-        if needs.decode {
-            let (prefill, decode) = self.pair(options)?;
-            if !options.is_one_node(prefill, decode) {
-                return Some(Placed::Pair(prefill, decode));
-            }
-            // What a node hands over to itself it holds twice. Where there is no room for that, the reservation waits for the
-            // prompt, and the prompt for blocks that the reservation has.
-            if needs.one_could {
-                return Some(Placed::Local(decode));
-            }
-            let (prefill, decode) = self.two_nodes(options, prefill).unwrap_or((prefill, decode));
-            Some(Placed::Pair(prefill, decode))
-        } else {
-            self.prefill(options).map(Placed::Prefill)
+        if !needs.decode {
+            return self.prefill(options).map(Placed::Prefill);
         }
-    }
-
-    /// A pair of two nodes, if there is one; not with the prefill node of that number.
-    fn two_nodes(&mut self, options: &Options, without: usize) -> Option<(usize, usize)> {
-        let mut others = options.clone();
-        others.prefill[without].node.free = false;
-        loop {
-            let (prefill, decode) = self.pair(&others)?;
-            if !others.is_one_node(prefill, decode) {
-                return Some((prefill, decode));
-            }
-            others.prefill[prefill].node.free = false;
+        let (prefill, decode) = self.pair(options)?;
+        let here = &options.decode[decode];
+        match options.relation(prefill, decode) {
+            Relation::Two => Some(Placed::Pair(prefill, decode)),
+            // What a node hands over to itself it would hold twice. Where there is no room for that, the reservation would
+            // wait for the prompt, and the prompt for blocks that the reservation has.
+            Relation::OneNode => Some(Placed::Local(decode)),
+            // The decode node can compute the prompt as well, when it has little to compute.
+            Relation::AgainstTheOrder => here.has_credit.then_some(Placed::Local(decode)),
         }
     }
 
     /// The other way than last time has to be a tenth cheaper: costs that are about equal would make it change all the time.
     fn local_is_cheaper(&mut self, options: &Options) -> bool {
-        let (Some(remote), Some(local)) = (options.remote_us(), options.local_us()) else {
-            return false;
-        };
+        let Some(local) = options.local_us() else { return false };
+        let Some(remote) = options.remote_us() else { return true };
         self.last_was_local = if self.last_was_local {
             local.saturating_mul(10) <= remote.saturating_mul(11)
         } else {

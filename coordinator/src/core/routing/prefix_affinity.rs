@@ -4,7 +4,7 @@
 
 use std::cmp::Reverse;
 
-use super::{Candidate, DecodeOption, Options, PrefillOption};
+use super::{Candidate, DecodeOption, Options, PrefillOption, Relation};
 
 /// Costs that differ by no more than this share, or by [`NEAR_US`], are equal: predictions are not better than that, and
 /// all requests would go to whichever node measured a little less.
@@ -12,11 +12,15 @@ const NEAR_SHARE: u64 = 50;
 /// Microseconds.
 const NEAR_US: u64 = 1_000;
 
-/// A prefill and a decode node that have room, by number; `None` if one of the sides has none.
+/// A prefill and a decode node that have room, by number, perhaps twice the same node; `None` if one of the sides has none.
 pub fn pair(options: &Options) -> Option<(usize, usize)> {
     let prefill = || options.prefill.iter().enumerate().filter(|(_, p)| p.node.free);
     let decode = || options.decode.iter().enumerate().filter(|(_, d)| d.node.free);
-    let pairs = || prefill().flat_map(|p| decode().map(move |d| (p, d)));
+    let allowed = |(i, j)| options.relation(i, j) != Relation::AgainstTheOrder;
+    let pairs = || {
+        let all = prefill().flat_map(|p| decode().map(move |d| (p, d)));
+        all.filter(|((i, _), (j, _))| allowed((*i, *j)))
+    };
     let rank = |((i, p), (j, d)): &((usize, &PrefillOption), (usize, &DecodeOption))| {
         let avoided = u8::from(p.node.avoided) + u8::from(d.node.avoided);
         (avoided, options.pair_us(*i, *j))
@@ -68,8 +72,9 @@ mod tests {
 
     fn node(name: &str) -> Candidate {
         Candidate {
-            link: LinkId(0),
+            link: LinkId(u64::from(name.starts_with('d'))),
             name: name.into(),
+            both: false,
             avoided: false,
             free: true,
             load: 0,

@@ -20,6 +20,7 @@ mod tests {
         Candidate {
             link: LinkId(0),
             name: name.into(),
+            both: false,
             avoided,
             free,
             load: 0,
