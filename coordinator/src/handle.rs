@@ -5,6 +5,7 @@ use std::sync::Arc;
 use protocol::ids::RequestId;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::core::block_audit::{AuditError, AuditReport};
 use crate::core::cluster::{Order, OrderError};
 use crate::core::decisions::Decision;
 use crate::core::recent::RequestRecord;
@@ -42,6 +43,8 @@ pub(crate) enum FromHandle {
     Decisions(RequestId, oneshot::Sender<Explained>),
     /// Somebody wants to see so many requests that run, and so many that have ended.
     Requests(usize, oneshot::Sender<RecentRequests>),
+    /// Somebody wants to know whose the nodes' blocks are.
+    AuditBlocks(oneshot::Sender<Result<AuditReport, AuditError>>),
 }
 
 /// What is known of a request, and why each of its attempts went where it went.
@@ -174,6 +177,15 @@ impl CoordinatorHandle {
         let (reply, told) = oneshot::channel();
         self.inputs.send(question(reply)).await.map_err(|_| stopped())?;
         told.await.map_err(|_| stopped())
+    }
+
+    /// All blocks of all connected nodes by owner, compared with what is booked here. Takes at most
+    /// [`crate::core::block_audit::AUDIT_TIMEOUT`]: nodes that do not answer by then are told as silent.
+    ///
+    /// # Errors
+    /// The outer one: the coordinator stops. The inner one: enough audits run.
+    pub async fn audit_blocks(&self) -> Result<Result<AuditReport, AuditError>, ServeError> {
+        self.ask(FromHandle::AuditBlocks).await
     }
 
     /// What the cluster looks like; at most a fraction of a second old.

@@ -9,7 +9,9 @@ use config::{AdminConfig, Secret};
 use coordinator::admin;
 use fake_node::{Coordinator, request};
 use http_support::client::{Response, exchange};
-use protocol::control::{CoordinatorMessage, LoadReport};
+use protocol::blocks::{BlockAudit, BlockOwner, JobKey, JobKind, MAX_BLOCK_OWNERS, OwnerKind};
+use protocol::control::{CoordinatorMessage, LoadReport, NodeMessage};
+use protocol::ids::{Epoch, RequestId};
 use serde_json::json;
 
 const TOKEN: &str = "operators-only-0123456789";
@@ -98,7 +100,12 @@ async fn what_cannot_be_done_is_said_and_strangers_stay_out() {
     let (coordinator, _prefill, _decode) = Coordinator::with_nodes().await;
     let address = open(&coordinator);
     for token in ["", "wrong-token-0123456789012", &TOKEN[..20]] {
-        for (method, path) in [("GET", "/nodes"), ("POST", "/nodes/d0/drain"), ("GET", "/nothing")] {
+        for (method, path) in [
+            ("GET", "/nodes"),
+            ("GET", "/debug/blocks"),
+            ("POST", "/nodes/d0/drain"),
+            ("GET", "/nothing"),
+        ] {
             let refused = ask(address, method, path, token, "").await;
             assert_eq!(refused.status, 401, "{method} {path}");
             assert!(
@@ -134,6 +141,87 @@ async fn what_cannot_be_done_is_said_and_strangers_stay_out() {
         let error = answer.json()["error"].as_str().expect("a message").to_owned();
         assert!(error.contains(says), "{method} {path} {body}: {error}");
     }
+}
+
+/// A node's answer to question `number`: these requests' first decode attempts have two blocks each, of 100.
+fn blocks(number: u64, requests: &[u128]) -> BlockAudit {
+    let owner = |request: &u128| BlockOwner {
+        job: Some(JobKey {
+            request: RequestId(*request),
+            epoch: Epoch(1),
+            kind: JobKind::Decode,
+        }),
+        elsewhere: None,
+        kind: OwnerKind::Sequence,
+        parts: 1,
+        blocks: 2,
+        counted_blocks: 2,
+        age_ms: Some(20),
+    };
+    let owned = 2 * requests.len() as u32;
+    BlockAudit {
+        number,
+        total_blocks: 100,
+        free_blocks: 100_u32.saturating_sub(owned),
+        owned_blocks: owned,
+        owners: requests.iter().map(owner).collect(),
+        ..BlockAudit::default()
+    }
+}
+
+/// Answers the next question whose the node's blocks are.
+async fn tell_blocks(node: &mut fake_node::Node, requests: &[u128]) {
+    let CoordinatorMessage::ReportBlocks { number } = node.order().await else {
+        panic!("another order")
+    };
+    node.say(&NodeMessage::Blocks(blocks(number, requests))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_are_audited_and_what_does_not_agree_is_named() {
+    let (coordinator, mut prefill, mut decode) = Coordinator::with_nodes().await;
+    let address = open(&coordinator);
+    let _stream = coordinator.submit(request(0x1f, 3)).await;
+    let (_job, _side) = decode.decode().await;
+
+    let (answer, ()) = tokio::join!(ask(address, "GET", "/debug/blocks", TOKEN, ""), async {
+        tell_blocks(&mut prefill, &[]).await;
+        tell_blocks(&mut decode, &[0x1f]).await;
+    });
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let report = answer.json();
+    assert_eq!(
+        (&report["complete"], &report["agrees"]),
+        (&json!(true), &json!(true)),
+        "{report}"
+    );
+    assert_eq!(report["nodes"][0]["owners"][0]["request"], format!("{:032x}", 0x1f));
+    assert_eq!(report["nodes"][0]["blocks"]["owned"], 2);
+
+    // One job too many, one too few; the prefill node does not answer.
+    let (answer, ()) = tokio::join!(ask(address, "GET", "/debug/blocks", TOKEN, ""), async {
+        tell_blocks(&mut decode, &[0x2a]).await;
+        tell_blocks(&mut decode, &[0x2a]).await;
+    });
+    let report = answer.json();
+    assert_eq!(
+        (&report["complete"], &report["agrees"]),
+        (&json!(false), &json!(false)),
+        "{report}"
+    );
+    let node = &report["nodes"][0];
+    assert_eq!(node["orphans"][0]["request"], format!("{:032x}", 0x2a), "{report}");
+    assert_eq!(node["missing"][0]["request"], format!("{:032x}", 0x1f), "{report}");
+    assert_eq!(report["nodes"][1]["node"], "p0");
+    assert_eq!(report["nodes"][1]["silent"], "it did not answer in time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_answers_more_than_it_may_is_sent_away() {
+    let (coordinator, _prefill, mut decode) = Coordinator::with_nodes().await;
+    let many = vec![0x2a; MAX_BLOCK_OWNERS + 1];
+    decode.say(&NodeMessage::Blocks(blocks(0, &many))).await;
+    coordinator.until(|status| status.nodes.len() == 1).await;
 }
 
 #[tokio::test]

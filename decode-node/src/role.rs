@@ -61,12 +61,13 @@ impl DecodeRole {
 
     /// Computes everything here.
     async fn compute(&self, job: DecodeJob, adapter: JobAdapter, stream: JobStream) -> Result<(), JobGone> {
+        let engine = self.context.engine.for_job(stream.name());
         let prompt = || SequenceSpec {
             prompt_logprobs: job.prompt_logprobs,
             ..spec(&job, adapter, 0, job.token_ids.clone())
         };
         if let Some(width) = job.beam_width {
-            return match self.context.engine.add_beams(prompt(), width as usize).await {
+            return match engine.add_beams(prompt(), width as usize).await {
                 Ok(search) => answer_beams(search, stream).await,
                 Err(error) => refuse(error, stream).await,
             };
@@ -81,7 +82,7 @@ impl DecodeRole {
                 },
                 ..prompt()
             };
-            return match self.context.engine.add(alone, None).await {
+            return match engine.add(alone, None).await {
                 Ok(sequence) => answer_prompt(sequence, stream).await,
                 Err(error) => refuse(error, stream).await,
             };
@@ -95,7 +96,7 @@ impl DecodeRole {
                 ..spec(&job, adapter, start.choice, token_ids)
             });
         }
-        match self.context.engine.add_choices(specs).await {
+        match engine.add_choices(specs).await {
             Ok(sequences) => {
                 let numbers = job.choices.iter().map(|start| start.choice).collect();
                 let choices = if has_prompt_alone(&job) {
@@ -174,7 +175,8 @@ impl DecodeRole {
             cache_key: adapter.cache_key,
             num_computed: computed_tokens(&job),
         };
-        let reserved = match self.context.engine.reserve(prompt, growth, choices).await {
+        let engine = self.context.engine.for_job(stream.name());
+        let reserved = match engine.reserve(prompt, growth, choices).await {
             Ok(reserved) => reserved,
             Err(error) => return refuse(error, stream).await,
         };
@@ -255,7 +257,7 @@ impl DecodeRole {
             let problem = format!("first_tokens has {first}, which is not below the vocabulary size {vocab_size}");
             return stream.fail(JobErrorKind::Invalid, problem).await;
         }
-        let engine = &self.context.engine;
+        let engine = self.context.engine.for_job(stream.name());
         if let Some(width) = job.beam_width {
             let search = spec(&job, adapter, 0, job.token_ids.clone());
             let committed = engine.commit_beams(reserved, search, computed_tokens(&job), width as usize);

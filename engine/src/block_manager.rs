@@ -234,6 +234,20 @@ impl BlockManager {
         }
     }
 
+    /// Whether a table names a block, by the books.
+    pub(crate) fn is_referred_to(&self, block: BlockId) -> bool {
+        self.ref_counts[block.0 as usize] > 0
+    }
+
+    /// Frees blocks that a table has: a fault that audits must show.
+    #[cfg(test)]
+    pub(crate) fn forget_references(&mut self, blocks: &[BlockId]) {
+        for block in blocks {
+            self.ref_counts[block.0 as usize] = 0;
+            self.free.push(*block);
+        }
+    }
+
     /// Whether other tables name a block too.
     pub(crate) fn is_shared(&self, block: BlockId) -> bool {
         self.ref_counts[block.0 as usize] > 1

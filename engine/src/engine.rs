@@ -7,6 +7,7 @@ mod advance;
 mod audit;
 mod beams;
 mod enter;
+mod owners;
 
 use protocol::control::StepTimeModel;
 

@@ -28,6 +28,7 @@ pub mod event;
 pub mod fake;
 pub mod limits;
 mod output;
+pub mod owners;
 pub mod plan;
 mod prefix_cache;
 pub mod reservation;

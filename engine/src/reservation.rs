@@ -7,6 +7,7 @@ use thiserror::Error;
 use crate::admission::{Holder, Kin};
 use crate::beam::BeamError;
 use crate::block_manager::BlockTable;
+use crate::owners::Owner;
 use crate::plan::BlockId;
 use crate::sequence::SpecError;
 
@@ -22,11 +23,16 @@ pub struct Awaited<'a> {
     pub num_computed: usize,
 }
 
+/// Name of a reservation; never used twice by an engine.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct ReservationId(pub u64);
+
 /// Exclusive right to write into some blocks, but for the first ones if those were cached. It cannot be scheduled; only `Engine::commit` makes a sequence of it. Give
 /// it back with `Engine::release_reservation`: one that is merely dropped keeps its blocks, and the audit reports it.
 #[derive(Debug)]
 #[must_use = "a reservation keeps its blocks until it is committed or released"]
 pub struct Reservation {
+    id: ReservationId,
     table: BlockTable,
     have_blocks: usize,
     tokens: usize,
@@ -35,6 +41,11 @@ pub struct Reservation {
 }
 
 impl Reservation {
+    /// Its name.
+    pub fn id(&self) -> ReservationId {
+        self.id
+    }
+
     /// The blocks, in the order of the sequence's positions.
     pub fn blocks(&self) -> &[BlockId] {
         self.table.blocks()
@@ -164,13 +175,22 @@ pub enum CommitError {
 /// What the engine remembers of a reservation it gave away.
 #[derive(Debug)]
 struct OpenReservation {
+    id: ReservationId,
     alive: Arc<()>,
-    blocks: usize,
+    /// Those of its table: whose blocks they are shows also when the table is lost.
+    blocks: Box<[BlockId]>,
     tokens: usize,
     /// Most tokens with KV that each sequence can add after the reserved ones.
     growth: usize,
     choices: usize,
     kin: Kin,
+}
+
+impl OpenReservation {
+    /// Its holder is gone.
+    fn is_dropped(&self) -> bool {
+        Arc::strong_count(&self.alive) == 1
+    }
 }
 
 /// What a reservation is for.
@@ -205,7 +225,7 @@ impl Reservations {
     /// Their shares in the forecast. When the KV arrives nobody knows.
     pub(crate) fn holders(&self) -> impl Iterator<Item = Holder> {
         let holder = |open: &OpenReservation| Holder {
-            blocks: open.blocks,
+            blocks: open.blocks.len(),
             tokens: open.tokens,
             growth: open.growth,
             leaves: false,
@@ -227,9 +247,11 @@ impl Reservations {
     /// Gives a table away.
     pub(crate) fn issue(&mut self, table: BlockTable, tokens: usize, newcomer: &Newcomer) -> Reservation {
         let (alive, have_blocks) = (Arc::new(()), table.indexed());
+        let id = ReservationId(self.issued);
         self.open.push(OpenReservation {
+            id,
             alive: alive.clone(),
-            blocks: table.len(),
+            blocks: table.blocks().into(),
             tokens,
             growth: newcomer.growth,
             choices: newcomer.choices,
@@ -237,6 +259,7 @@ impl Reservations {
         });
         self.issued += 1;
         Reservation {
+            id,
             table,
             have_blocks,
             tokens,
@@ -257,15 +280,28 @@ impl Reservations {
 
     /// References to blocks that are out.
     pub(crate) fn blocks(&self) -> usize {
-        self.open.iter().map(|open| open.blocks).sum()
+        self.open.iter().map(|open| open.blocks.len()).sum()
+    }
+
+    /// Those that are out, with their blocks.
+    pub(crate) fn owners(&self) -> impl Iterator<Item = (Owner, &[BlockId])> {
+        self.open.iter().map(|open| {
+            let owner = if open.is_dropped() {
+                Owner::Dropped(open.id)
+            } else {
+                Owner::Reservation(open.id)
+            };
+            (owner, &*open.blocks)
+        })
     }
 
     /// Reports reservations whose holder is gone.
     pub(crate) fn audit(&self, problems: &mut Vec<String>) {
-        for open in self.open.iter().filter(|open| Arc::strong_count(&open.alive) == 1) {
+        for open in self.open.iter().filter(|open| open.is_dropped()) {
             problems.push(format!(
                 "a reservation of {} blocks for {} tokens was dropped without being released",
-                open.blocks, open.tokens
+                open.blocks.len(),
+                open.tokens
             ));
         }
     }

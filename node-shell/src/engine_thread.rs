@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use engine::engine::Engine;
 use engine::event::EngineEvent;
+use engine::owners::{JobName, Origin, Owner, Ownership};
 use engine::plan::{BlockId, SequenceId, StepOutput};
-use engine::reservation::Awaited;
+use engine::reservation::{Awaited, Reservation, ReservationId};
 use engine::runner::{LayerObserver, Runner};
 use engine::sequence::SequenceSpec;
 use runtime::clock::Clock;
@@ -47,14 +48,20 @@ pub trait StepTap: Send {
 pub(crate) enum Command {
     Enter {
         work: Box<Work>,
+        /// Whose it is.
+        job: Option<Arc<JobName>>,
         reply: oneshot::Sender<Result<SequenceGroup, SubmitError>>,
     },
     Reserve {
         prompt: AwaitedPrompt,
         growth: usize,
         choices: usize,
+        /// Whose it is.
+        job: Option<Arc<JobName>>,
         reply: oneshot::Sender<Result<ReservedBlocks, SubmitError>>,
     },
+    /// Whose the blocks are.
+    Owners { reply: oneshot::Sender<Ownership> },
 }
 
 /// What enters the engine.
@@ -69,7 +76,7 @@ pub(crate) enum Work {
 /// Returns give back what was granted; they are never refused.
 pub(crate) enum Return {
     Sequence(SequenceId),
-    Reservation(engine::reservation::Reservation),
+    Reservation(Reservation),
 }
 
 /// The running thread.
@@ -115,6 +122,7 @@ pub fn start(
         load: load_sender,
         cache: Arc::clone(&cache),
         records: HashMap::new(),
+        reserved: HashMap::new(),
         events: Vec::new(),
         output: StepOutput::default(),
         taps: Vec::new(),
@@ -150,6 +158,8 @@ struct State {
     load: watch::Sender<EngineLoad>,
     cache: Arc<CacheFeed>,
     records: HashMap<SequenceId, Record>,
+    /// Where the reservations come from that are out.
+    reserved: HashMap<ReservationId, Origin>,
     events: Vec<EngineEvent>,
     output: StepOutput,
     /// Those of the step that is being computed.
@@ -222,6 +232,7 @@ impl State {
                 self.records.remove(&id);
             }
             Return::Reservation(reservation) => {
+                self.reserved.remove(&reservation.id());
                 if !self.engine.release_reservation(reservation) {
                     tracing::error!("a reservation came back that this engine did not issue");
                 }
@@ -232,8 +243,8 @@ impl State {
     /// A reply whose receiver is gone is dropped, and what it held comes back through the inbox.
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Enter { work, reply } => {
-                if let Some(entered) = self.enter(*work) {
+            Command::Enter { work, job, reply } => {
+                if let Some(entered) = self.enter(*work, job) {
                     let _unheard = reply.send(entered);
                 }
             }
@@ -241,6 +252,7 @@ impl State {
                 prompt,
                 growth,
                 choices,
+                job,
                 reply,
             } => {
                 let prompt = Awaited {
@@ -249,51 +261,94 @@ impl State {
                     num_computed: prompt.num_computed,
                 };
                 let reserved = self.engine.reserve_prompt(&prompt, growth, choices);
+                if let Ok(reservation) = &reserved {
+                    let origin = self.origin(job);
+                    self.reserved.insert(reservation.id(), origin);
+                }
                 let reserved = reserved.map_err(SubmitError::from);
                 let _unheard = reply.send(reserved.map(|r| ReservedBlocks::new(r, self.inbox.clone())));
+            }
+            Command::Owners { reply } => {
+                let _unheard = reply.send(self.ownership());
             }
         }
     }
 
+    /// Something of `job` that is here from now on.
+    fn origin(&self, job: Option<Arc<JobName>>) -> Origin {
+        Origin {
+            since: Some(self.clock.now()),
+            job,
+        }
+    }
+
+    /// Whose the blocks are. An owner that nobody here knows has no origin.
+    fn ownership(&self) -> Ownership {
+        self.engine.ownership(|owner| {
+            let origin = match owner {
+                Owner::Sequence(id) | Owner::Held(id) => self.records.get(&id).map(|record| &record.origin),
+                Owner::Reservation(id) | Owner::Dropped(id) => self.reserved.get(&id),
+                Owner::Step => None,
+            };
+            origin.cloned().unwrap_or_default()
+        })
+    }
+
     /// `None` if what was reserved is gone, which cannot be while somebody has it.
-    fn enter(&mut self, work: Work) -> Option<Result<SequenceGroup, SubmitError>> {
+    fn enter(&mut self, work: Work, job: Option<Arc<JobName>>) -> Option<Result<SequenceGroup, SubmitError>> {
+        let origin = self.origin(job);
         let entered = match work {
             Work::One(spec, tap) => {
                 let capacity = event_capacity(&spec);
                 let added = self.engine.add(spec).map_err(SubmitError::from);
-                added.map(|id| self.track(vec![id], capacity, tap))
+                added.map(|id| self.track(vec![id], capacity, tap, origin))
             }
             Work::Choices(specs) => {
                 let capacity = specs.iter().map(event_capacity).sum();
                 let added = self.engine.add_choices(specs).map_err(SubmitError::from);
-                added.map(|ids| self.track(ids, capacity, None))
+                added.map(|ids| self.track(ids, capacity, None, origin))
             }
             Work::Beams(spec, width) => {
                 let added = self.engine.add_beams(spec, width).map_err(SubmitError::from);
-                added.map(|id| self.track(vec![id], BEAM_EVENTS, None))
+                added.map(|id| self.track(vec![id], BEAM_EVENTS, None, origin))
             }
             Work::Commit(reserved, specs, num_computed) => {
                 let capacity = specs.iter().map(event_capacity).sum();
-                let committed = self.engine.commit_choices(reserved.take()?, specs, num_computed);
+                let reservation = self.redeem(reserved)?;
+                let committed = self.engine.commit_choices(reservation, specs, num_computed);
                 let committed = committed.map_err(SubmitError::from);
-                committed.map(|ids| self.track(ids, capacity, None))
+                committed.map(|ids| self.track(ids, capacity, None, origin))
             }
             Work::CommitBeams(reserved, spec, num_computed, width) => {
-                let committed = self.engine.commit_beams(reserved.take()?, spec, num_computed, width);
+                let reservation = self.redeem(reserved)?;
+                let committed = self.engine.commit_beams(reservation, spec, num_computed, width);
                 let committed = committed.map_err(SubmitError::from);
-                committed.map(|id| self.track(vec![id], BEAM_EVENTS, None))
+                committed.map(|id| self.track(vec![id], BEAM_EVENTS, None, origin))
             }
         };
         Some(entered)
     }
 
+    /// A reservation on its way back to the engine.
+    fn redeem(&mut self, reserved: ReservedBlocks) -> Option<Reservation> {
+        let reservation = reserved.take()?;
+        self.reserved.remove(&reservation.id());
+        Some(reservation)
+    }
+
     /// Opens one queue for the events of sequences that belong together. `tap` follows the first one.
-    fn track(&mut self, ids: Vec<SequenceId>, capacity: usize, tap: Option<Box<dyn StepTap>>) -> SequenceGroup {
+    fn track(
+        &mut self,
+        ids: Vec<SequenceId>,
+        capacity: usize,
+        tap: Option<Box<dyn StepTap>>,
+        origin: Origin,
+    ) -> SequenceGroup {
         let (events, receiver) = mpsc::channel(capacity.max(1));
         let now = self.clock.now();
         let mut tap = tap;
         for (index, id) in ids.iter().enumerate() {
-            let record = Record::new(events.clone(), index, tap.take(), now);
+            let record = Record::new(events.clone(), index, tap.take(), now, origin.clone());
             self.records.insert(*id, record);
         }
         SequenceGroup::new(ids, receiver, self.inbox.clone())

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use engine::engine::{AddError, Engine};
+use engine::owners::{JobName, Ownership};
 use engine::plan::{BlockId, SequenceId};
 use engine::reservation::{CommitError, Reservation, ReserveError};
 use engine::sequence::SequenceSpec;
@@ -17,6 +18,8 @@ use crate::queue::Refused;
 /// Handle to the engine thread; cheap to clone.
 #[derive(Clone)]
 pub struct EngineHandle {
+    /// Whose work it is that enters by this handle.
+    job: Option<Arc<JobName>>,
     inbox: EngineInbox,
     load: watch::Receiver<EngineLoad>,
     cache: Arc<CacheFeed>,
@@ -152,7 +155,27 @@ impl From<CommitError> for SubmitError {
 
 impl EngineHandle {
     pub(crate) fn new(inbox: EngineInbox, load: watch::Receiver<EngineLoad>, cache: Arc<CacheFeed>) -> Self {
-        Self { inbox, load, cache }
+        Self {
+            job: None,
+            inbox,
+            load,
+            cache,
+        }
+    }
+
+    /// A handle for the work of a job: audits name whatever enters by it.
+    pub fn for_job(&self, job: &Arc<JobName>) -> Self {
+        Self {
+            job: Some(Arc::clone(job)),
+            ..self.clone()
+        }
+    }
+
+    /// Whose the blocks are, between two steps.
+    pub async fn ownership(&self) -> Result<Ownership, SubmitError> {
+        let (reply, answer) = oneshot::channel();
+        self.inbox.push(Command::Owners { reply })?;
+        answer.await.map_err(|_| SubmitError::Stopped)
     }
 
     /// Tells what the prefix cache holds, from the beginning.
@@ -174,6 +197,7 @@ impl EngineHandle {
         let (reply, answer) = oneshot::channel();
         self.inbox.push(Command::Enter {
             work: Box::new(work),
+            job: self.job.clone(),
             reply,
         })?;
         answer.await.map_err(|_| SubmitError::Stopped)?
@@ -208,6 +232,7 @@ impl EngineHandle {
             prompt,
             growth,
             choices,
+            job: self.job.clone(),
             reply,
         })?;
         answer.await.map_err(|_| SubmitError::Stopped)?

@@ -1,9 +1,12 @@
 //! One job stream: events out, updates and cancel in.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use engine::owners::JobName;
 use protocol::codec::MAX_CONTROL_BYTES;
 use protocol::control::{Job, JobError, JobErrorKind, JobEvent, JobUpdate};
+use protocol::ids::NodeId;
 use quinn::{RecvStream, SendStream};
 use runtime::framing::{FramingError, MessageReader, MessageWriter};
 use thiserror::Error;
@@ -23,16 +26,33 @@ pub struct JobStream {
     writer: MessageWriter,
     /// `None` once the coordinator has said all it will.
     updates: Option<MessageReader>,
+    name: Arc<JobName>,
 }
 
 impl JobStream {
-    /// Reads the job of a new stream. `None` if the coordinator took it back before it was complete.
-    pub(crate) async fn accept(send: SendStream, recv: RecvStream) -> Result<Option<(Job, Self)>, FramingError> {
+    /// Reads the job of a new stream, which `coordinator` has opened. `None` if it took the job back before it was complete.
+    pub(crate) async fn accept(
+        send: SendStream,
+        recv: RecvStream,
+        coordinator: NodeId,
+    ) -> Result<Option<(Job, Self)>, FramingError> {
         let writer = MessageWriter::new(send, MAX_CONTROL_BYTES);
         let mut reader = MessageReader::new(recv, MAX_CONTROL_BYTES);
-        let job = reader.next().await?;
-        let updates = Some(reader);
-        Ok(job.map(|job| (job, Self { writer, updates })))
+        let Some(job) = reader.next::<Job>().await? else {
+            return Ok(None);
+        };
+        let key = job.key();
+        let stream = Self {
+            writer,
+            updates: Some(reader),
+            name: Arc::new(JobName { key, coordinator }),
+        };
+        Ok(Some((job, stream)))
+    }
+
+    /// Which job it is.
+    pub fn name(&self) -> &Arc<JobName> {
+        &self.name
     }
 
     /// Sends an event.

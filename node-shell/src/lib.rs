@@ -9,6 +9,7 @@
 //! 5. whatever a job holds of the engine is given back when its owner is dropped, so a cancelled job leaks nothing;
 //! 6. SIGTERM: no new jobs, the running ones finish, the process ends.
 
+mod audits;
 mod cache_feed;
 pub mod cli;
 pub mod duty;
@@ -16,6 +17,7 @@ pub mod engine_thread;
 pub mod grammars;
 pub mod handle;
 pub mod job;
+pub mod job_list;
 mod membership;
 pub mod memory;
 pub mod process;

@@ -11,6 +11,7 @@ use protocol::codec::MAX_CONTROL_BYTES;
 use protocol::control::{CoordinatorMessage, Hello, JobErrorKind, LoadReport, NodeMessage};
 use protocol::ids::{NodeId, Role};
 use quinn::ConnectionError;
+use runtime::clock::Clock;
 use runtime::framing::{FramingError, MessageReader, MessageWriter};
 use runtime::quic::{Alpn, Expect, Link, LinkError, QuicEndpoint, code};
 use runtime::shutdown::Shutdown;
@@ -20,9 +21,11 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::task::TaskTracker;
 
+use crate::audits::Audits;
 use crate::duty::{Duties, Duty};
 use crate::handle::{EngineHandle, EngineLoad};
 use crate::job::JobStream;
+use crate::job_list::JobList;
 use crate::process::NodeRole;
 use crate::stats;
 
@@ -60,6 +63,8 @@ pub(crate) struct Member<R> {
     pub(crate) role: Arc<R>,
     pub(crate) jobs: TaskTracker,
     pub(crate) slots: Arc<Semaphore>,
+    /// The jobs by name.
+    pub(crate) list: Arc<JobList>,
     pub(crate) shutdown: Shutdown,
     pub(crate) duties: Arc<Duties>,
     pub(crate) settings: config::NodeConfig,
@@ -203,9 +208,11 @@ impl<R: NodeRole> Member<R> {
             match reader.next().await? {
                 Some(CoordinatorMessage::Welcome) => Ok((writer, reader)),
                 Some(CoordinatorMessage::Refused { reason }) => Err(SessionEnd::Refused(reason)),
-                Some(CoordinatorMessage::Drain { .. } | CoordinatorMessage::SetRole { .. }) => {
-                    Err(SessionEnd::Protocol("an order before the welcome"))
-                }
+                Some(
+                    CoordinatorMessage::Drain { .. }
+                    | CoordinatorMessage::SetRole { .. }
+                    | CoordinatorMessage::ReportBlocks { .. },
+                ) => Err(SessionEnd::Protocol("an order before the welcome")),
                 None => Err(SessionEnd::Closed),
             }
         };
@@ -221,10 +228,12 @@ impl<R: NodeRole> Member<R> {
         let mut stopping = false;
         let mut duty = self.duties.watch();
         let mut cache = self.engine.read_cache();
+        let mut audits = Audits::new(&self.engine, &self.list, &link.peer.node);
         loop {
+            let mut audit = None;
             tokio::select! {
                 stream = link.connection.accept_bi() => match stream {
-                    Ok((send, recv)) => self.take_job(send, recv),
+                    Ok((send, recv)) => self.take_job(send, recv, &link.peer.node),
                     Err(error) => return FramingError::from(error).into(),
                 },
                 _ = ticks.tick() => {}
@@ -233,10 +242,12 @@ impl<R: NodeRole> Member<R> {
                 _ = duty.changed() => {}
                 message = reader.next::<CoordinatorMessage>() => match message {
                     Ok(Some(CoordinatorMessage::Refused { reason })) => return SessionEnd::Refused(reason),
+                    Ok(Some(CoordinatorMessage::ReportBlocks { number })) => audits.ask(number),
                     Ok(Some(order)) => self.obey(&order, &link),
                     Ok(None) => return SessionEnd::Closed,
                     Err(error) => return error.into(),
                 },
+                answer = audits.next() => audit = answer,
                 // Only closed, and empty, once the node has drained.
                 () = self.jobs.wait() => return SessionEnd::Drained,
             }
@@ -247,6 +258,11 @@ impl<R: NodeRole> Member<R> {
             };
             if let Some(report) = reports.next(self.engine.load(), duty)
                 && let Err(error) = writer.write(&NodeMessage::Load(report)).await
+            {
+                return error.into();
+            }
+            if let Some(audit) = audit
+                && let Err(error) = writer.write(&NodeMessage::Blocks(audit)).await
             {
                 return error.into();
             }
@@ -271,22 +287,26 @@ impl<R: NodeRole> Member<R> {
             CoordinatorMessage::SetRole { role } => {
                 tracing::warn!(coordinator = %link.peer, %role, "a role was ordered that this node may not have");
             }
-            CoordinatorMessage::Welcome | CoordinatorMessage::Refused { .. } => {}
+            CoordinatorMessage::Welcome
+            | CoordinatorMessage::Refused { .. }
+            | CoordinatorMessage::ReportBlocks { .. } => {}
         }
     }
 
-    fn take_job(&self, send: quinn::SendStream, recv: quinn::RecvStream) {
+    fn take_job(&self, send: quinn::SendStream, recv: quinn::RecvStream, coordinator: &NodeId) {
         stats::job();
         let slot = Arc::clone(&self.slots).try_acquire_owned();
         let draining = self.shutdown.is_requested();
         let (role, duties) = (Arc::clone(&self.role), Arc::clone(&self.duties));
+        let (list, coordinator) = (Arc::clone(&self.list), coordinator.clone());
         let work = async move {
-            let (job, stream) = match timeout(JOB_READ_TIMEOUT, JobStream::accept(send, recv)).await {
+            let (job, stream) = match timeout(JOB_READ_TIMEOUT, JobStream::accept(send, recv, coordinator)).await {
                 Ok(Ok(Some(accepted))) => accepted,
                 Ok(Ok(None)) => return,
                 Ok(Err(error)) => return tracing::debug!(%error, "a job did not arrive"),
                 Err(_) => return tracing::debug!("a job did not arrive in time"),
             };
+            let _listed = list.enter(Clock.now(), stream.name());
             let refusal = match draining {
                 true => Some("the node is draining".to_owned()),
                 false => duties.refusal(&job),

@@ -261,6 +261,7 @@ impl<R: NodeRole> Node<R> {
             engine: engine.clone(),
             role: Arc::new(build(context).map_err(NodeError::Role)?),
             jobs: TaskTracker::new(),
+            list: Arc::default(),
             slots: Arc::new(Semaphore::new(config.node.max_jobs)),
             shutdown: shutdown.clone(),
             duties: Arc::new(Duties::new(first_duty(&config, role), role)),

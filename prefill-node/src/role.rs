@@ -144,9 +144,8 @@ impl PrefillRole {
             None => None,
         };
         let tap = handoff.as_ref().map(|handoff| self.tap(handoff));
-        let mut sequence = self
-            .context
-            .engine
+        let engine = self.context.engine.for_job(stream.name());
+        let mut sequence = engine
             .add(spec(job, adapter), tap)
             .await
             .map_err(|error| Stop::Failed(error.into_job_error()))?;

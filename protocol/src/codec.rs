@@ -91,8 +91,11 @@ pub fn decode_body<T: Decode<()>>(body: &[u8]) -> Result<T, CodecError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blocks::{
+        BlockAudit, BlockOwner, JobKey, JobKind, MAX_BLOCK_OWNERS, MAX_BLOCK_PROBLEMS, MAX_PROBLEM_BYTES, OwnerKind,
+    };
     use crate::control::{CacheChange, Job, JobEvent, MAX_CACHE_NAMES, NodeMessage};
-    use crate::ids::{Epoch, RequestId, Ticket};
+    use crate::ids::{Epoch, NodeId, RequestId, Ticket};
     use crate::transfer::{FrameHeader, PushMessage, PushReply};
     use proptest::prelude::*;
 
@@ -130,6 +133,37 @@ mod tests {
         let message = NodeMessage::Cache(change);
         let bytes = encode(&message, MAX_CONTROL_BYTES).expect("encodes");
         assert_eq!(decode::<NodeMessage>(&bytes), Ok(message));
+    }
+
+    #[test]
+    fn the_largest_audit_fits() {
+        let owner = BlockOwner {
+            job: Some(JobKey {
+                request: RequestId(u128::MAX),
+                epoch: Epoch(u32::MAX),
+                kind: JobKind::Decode,
+            }),
+            elsewhere: Some(NodeId("x".repeat(253))),
+            kind: OwnerKind::Job,
+            parts: u32::MAX,
+            blocks: u32::MAX,
+            counted_blocks: u32::MAX,
+            age_ms: Some(u64::MAX),
+        };
+        let mut audit = BlockAudit {
+            owners: vec![owner.clone(); MAX_BLOCK_OWNERS],
+            problems: vec!["x".repeat(MAX_PROBLEM_BYTES); MAX_BLOCK_PROBLEMS],
+            ..BlockAudit::default()
+        };
+        assert_eq!(audit.excess(), None);
+        let message = NodeMessage::Blocks(audit.clone());
+        let bytes = encode(&message, MAX_CONTROL_BYTES).expect("encodes");
+        assert_eq!(decode::<NodeMessage>(&bytes), Ok(message));
+        audit.owners.push(owner);
+        assert!(audit.excess().is_some_and(|what| what.contains("owners")));
+        audit.owners.clear();
+        audit.problems[3].push('x');
+        assert!(audit.excess().is_some_and(|what| what.contains("problems")));
     }
 
     #[test]

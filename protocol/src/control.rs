@@ -1,11 +1,12 @@
 //! The control plane: membership, load reports, jobs and their events.
 //!
 //! A node dials the coordinator and opens one bidirectional stream, the *membership stream*: `Hello` up, `Welcome` or
-//! `Refused` down, then load reports up. For every job the coordinator opens one bidirectional stream to the node: one
+//! `Refused` down, then load reports up (and orders and questions down). For every job the coordinator opens one bidirectional stream to the node: one
 //! [`Job`] down (and later perhaps [`JobUpdate`]s), [`JobEvent`]s up. A reset of that stream, by either side, ends the job: it is the cancel.
 
 use bincode::{Decode, Encode};
 
+use crate::blocks::{BlockAudit, JobKey, JobKind};
 use crate::ids::{Epoch, NodeId, RequestId, Role, Ticket};
 use crate::kv::{KvLayout, ModelIdentity};
 use crate::sampling::{PromptLogprob, SampledToken, SamplingParams, StopRules};
@@ -19,6 +20,8 @@ pub enum NodeMessage {
     Load(LoadReport),
     /// What the node's prefix cache holds now, as a change of what it said before.
     Cache(CacheChange),
+    /// The answer to [`CoordinatorMessage::ReportBlocks`].
+    Blocks(BlockAudit),
 }
 
 /// What the coordinator answers on the membership stream.
@@ -42,6 +45,12 @@ pub enum CoordinatorMessage {
     SetRole {
         /// What.
         role: Role,
+    },
+    /// The node is to say whose its blocks are, as soon as the step that is being computed is over. A node that is asked more
+    /// often than it can answer leaves questions unanswered.
+    ReportBlocks {
+        /// Comes back with the answer.
+        number: u64,
     },
 }
 
@@ -143,6 +152,24 @@ pub enum Job {
     Prefill(PrefillJob),
     /// For decode nodes.
     Decode(DecodeJob),
+}
+
+impl Job {
+    /// Which job it is.
+    pub fn key(&self) -> JobKey {
+        match self {
+            Self::Prefill(job) => JobKey {
+                request: job.request,
+                epoch: job.epoch,
+                kind: JobKind::Prefill,
+            },
+            Self::Decode(job) => JobKey {
+                request: job.request,
+                epoch: job.epoch,
+                kind: JobKind::Decode,
+            },
+        }
+    }
 }
 
 /// Compute a prompt and the first token of each choice; push the KV to a decode node, once for all choices.

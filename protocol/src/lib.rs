@@ -5,11 +5,13 @@
 //! * [`ids`]: names of requests, nodes, reservations and their generations.
 //! * [`sampling`]: how tokens are drawn and when a sequence ends; what a sampled token looks like.
 //! * [`control`]: the control plane (`baton-ctl/1`): membership, load reports, jobs and their events.
+//! * [`blocks`]: whose the KV blocks of a node are: the answer to an audit.
 //! * [`kv`]: the KV layout both ends of a handoff agree on, and the model identity.
 //! * [`prefix`]: the names of a prompt's blocks, by which nodes and coordinators know cached prefixes.
 //! * [`transfer`]: the KV plane (`baton-kv/1`): open, frame, commit and their answers.
 //! * [`codec`]: length-prefixed, versioned, bounded encoding of every message above.
 
+pub mod blocks;
 pub mod codec;
 pub mod control;
 pub mod ids;
@@ -19,7 +21,7 @@ pub mod sampling;
 pub mod transfer;
 
 /// Version of every message in this crate. Peers with another version are refused at `Hello`.
-pub const PROTOCOL_VERSION: u16 = 5;
+pub const PROTOCOL_VERSION: u16 = 6;
 /// ALPN of the control plane.
 pub const ALPN_CONTROL: &[u8] = b"baton-ctl/1";
 /// ALPN of the KV plane.

@@ -75,6 +75,27 @@ impl World {
             let left = node.leftovers();
             anyhow::ensure!(left.is_empty(), "left over: {}", left.join(", "));
         }
+        self.check_audit()
+    }
+
+    /// The last audit, made when nothing was going on any more, shows that.
+    fn check_audit(&self) -> anyhow::Result<()> {
+        let report = self.front.last_audit.as_ref();
+        let report = report.ok_or_else(|| anyhow::anyhow!("there was no audit"))?;
+        let doubts = report.nodes.iter().any(|node| !node.unconfirmed.is_empty());
+        anyhow::ensure!(
+            report.complete && report.agrees && !doubts,
+            "the last audit does not agree: {report:?}"
+        );
+        let (blocks, nodes) = (&report.blocks, report.nodes.len());
+        anyhow::ensure!(
+            nodes == self.scenario.nodes() && blocks.owned == 0 && blocks.booked == 0,
+            "the last audit is not that of an idle cluster: {report:?}"
+        );
+        anyhow::ensure!(
+            blocks.free + blocks.cached == blocks.total,
+            "blocks are missing: {blocks:?}"
+        );
         Ok(())
     }
 

@@ -81,6 +81,10 @@ pub struct Faults {
     pub late_frames: u64,
     /// Bits of KV that turn over: nothing that may happen, but what a simulation must notice.
     pub rot: u64,
+    /// Cancels that nodes do not hear: nothing that may happen, but what an audit must notice.
+    pub unheard: u64,
+    /// Jobs that nodes forget without a word: the same.
+    pub forgotten: u64,
     /// Of a thousand clients, how many leave before their answer is complete.
     pub leaving_clients: u64,
     /// Of a thousand clients, how many read too slowly.
@@ -155,6 +159,8 @@ impl Scenario {
             stray_frames: some(400, 1..100),
             late_frames: some(300, 1..300),
             rot: 0,
+            unheard: 0,
+            forgotten: 0,
             lost_reports: some(400, 1..400),
             repeated_reports: some(400, 1..400),
             failing_steps: some(150, 1..4),

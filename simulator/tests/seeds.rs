@@ -36,6 +36,8 @@ fn whatever_goes_wrong_answers_are_exact_or_end_with_an_error_and_nothing_is_lef
         ("busy", total.busy),
         ("ended_alone", total.ended_alone),
         ("failed", total.failed),
+        ("audits", total.audits),
+        ("audits_silent", total.audits_silent),
     ];
     for (what, count) in counts {
         assert!(count >= 20, "{what} is {count}: {total:?}");
@@ -120,4 +122,31 @@ fn one_wrong_bit_in_a_block_is_noticed() {
     });
     let noticed = noticed.count();
     assert!(noticed >= 30, "{noticed} of 40 seeds");
+}
+
+#[test]
+fn audits_notice_jobs_that_only_one_side_knows() {
+    let unheard = Faults {
+        unheard: 30,
+        ..Faults::default()
+    };
+    let forgotten = Faults {
+        forgotten: 30,
+        ..Faults::default()
+    };
+    for (faults, list) in [(unheard, "orphans: [JobReport"), (forgotten, "missing: [JobReport")] {
+        let noticed = (0..40).filter(|seed| {
+            let scenario = Scenario {
+                faults,
+                ..Scenario::calm(*seed, Size::default())
+            };
+            run_scenario(*seed, scenario, false).is_err_and(|problem| {
+                let problem = problem.to_string();
+                problem.contains("an audit does not agree") && problem.contains(list)
+            })
+        });
+        // In the others no cancel was missed, or no job was there to be forgotten.
+        let noticed = noticed.count();
+        assert!(noticed >= 10, "{list}: {noticed} of 40 seeds");
+    }
 }

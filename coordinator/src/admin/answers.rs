@@ -7,6 +7,7 @@ use actix_web::{HttpResponse, ResponseError};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::core::block_audit::AuditError;
 use crate::core::cluster::OrderError;
 use crate::core::types::NodeStatus;
 
@@ -59,6 +60,14 @@ impl From<OrderError> for Problem {
             OrderError::UnknownNode { .. } => Self::NotFound(message),
             OrderError::RoleNotAllowed { .. } | OrderError::NotARole { .. } => Self::Conflict(message),
             OrderError::Deaf { .. } => Self::Unavailable(message),
+        }
+    }
+}
+
+impl From<AuditError> for Problem {
+    fn from(error: AuditError) -> Self {
+        match error {
+            AuditError::TooMany => Self::Unavailable(error.to_string()),
         }
     }
 }

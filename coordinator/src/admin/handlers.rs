@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::AdminState;
 use super::answers::{NodeAnswer, Problem};
+use crate::core::block_audit::AuditReport;
 use crate::core::cluster::Order;
 use crate::core::types::ClusterStatus;
 
@@ -115,6 +116,12 @@ pub async fn requests(request: HttpRequest, state: Data<AdminState>) -> Result<J
     })?;
     let (running, ended) = state.handle.recent_requests(most).await?;
     Ok(Json(json!({ "running": running, "ended": ended })))
+}
+
+/// `GET /debug/blocks`.
+pub async fn blocks(request: HttpRequest, state: Data<AdminState>) -> Result<Json<AuditReport>, Problem> {
+    state.admit(&request)?;
+    Ok(Json(state.handle.audit_blocks().await??))
 }
 
 /// Any other path.

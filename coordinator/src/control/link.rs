@@ -133,7 +133,7 @@ async fn introduce(link: &Link) -> Result<(Hello, MessageWriter, MessageReader),
     let mut reader = MessageReader::new(recv, MAX_CONTROL_BYTES);
     match reader.next().await? {
         Some(NodeMessage::Hello(hello)) => Ok((hello, writer, reader)),
-        Some(NodeMessage::Load(_) | NodeMessage::Cache(_)) => {
+        Some(NodeMessage::Load(_) | NodeMessage::Cache(_) | NodeMessage::Blocks(_)) => {
             Err(LinkEnd::Protocol("a report before the node's Hello"))
         }
         None => Err(LinkEnd::Left),
@@ -163,6 +163,15 @@ async fn reports(id: LinkId, reader: &mut MessageReader, events: &mpsc::Sender<F
                     return LinkEnd::Protocol("a cache change of too many names");
                 }
                 if events.send(FromNode::Cache { link: id, change }).await.is_err() {
+                    return LinkEnd::Stopped;
+                }
+            }
+            Ok(Some(NodeMessage::Blocks(answer))) => {
+                if let Some(excess) = answer.excess() {
+                    return LinkEnd::Protocol(excess);
+                }
+                let answer = Box::new(answer);
+                if events.send(FromNode::Blocks { link: id, answer }).await.is_err() {
                     return LinkEnd::Stopped;
                 }
             }

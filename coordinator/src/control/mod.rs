@@ -14,6 +14,7 @@ mod link;
 use std::sync::Arc;
 use std::time::Duration;
 
+use protocol::blocks::BlockAudit;
 use protocol::control::{CacheChange, CoordinatorMessage, Hello, JobEvent, LoadReport};
 use quinn::Connection;
 use runtime::quic::QuicEndpoint;
@@ -41,6 +42,13 @@ pub enum FromNode {
         link: LinkId,
         /// How.
         change: CacheChange,
+    },
+    /// A node says whose its blocks are.
+    Blocks {
+        /// Its link.
+        link: LinkId,
+        /// What it says.
+        answer: Box<BlockAudit>,
     },
     /// A link is gone. Comes once for every link that had joined, last of all.
     Lost {

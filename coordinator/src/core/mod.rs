@@ -2,6 +2,7 @@
 #![deny(clippy::wildcard_enum_match_arm)]
 
 pub mod admission;
+pub mod block_audit;
 pub mod cluster;
 pub mod decisions;
 pub mod ledger;

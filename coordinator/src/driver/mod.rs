@@ -28,6 +28,7 @@ use tokio_util::task::TaskTracker;
 use self::clients::Clients;
 use self::telemetry::Gauges;
 use crate::control::{FromNode, Joined, job};
+use crate::core::block_audit::{AuditError, AuditId, AuditReport};
 use crate::core::cluster::{Action, Cluster, ClusterSettings, Fact, OrderError};
 use crate::core::ledger::Detokenizer;
 use crate::core::nodes::{LegId, LinkId};
@@ -100,6 +101,8 @@ pub struct Driver {
     facts: VecDeque<Fact>,
     actions: Vec<Action>,
     gauges: Gauges,
+    /// Who waits for the end of an audit.
+    audits: HashMap<AuditId, oneshot::Sender<Result<AuditReport, AuditError>>>,
     /// When the drain has to be over.
     drain_until: Option<Instant>,
 }
@@ -134,6 +137,7 @@ impl Driver {
             facts: VecDeque::new(),
             actions: Vec::new(),
             gauges: Gauges::default(),
+            audits: HashMap::new(),
             drain_until: None,
         };
         (driver, handle, to_driver)
@@ -216,6 +220,7 @@ impl Driver {
                     tracing::trace!("whoever asked for requests is gone");
                 }
             }
+            Input::Handle(FromHandle::AuditBlocks(reply)) => self.audit_blocks(now, reply),
             Input::Node(from) => self.node_said(from),
             Input::Timeout => self.core.on_timeout(now, &mut self.actions),
             Input::Sweep => self.sweep(now),
@@ -298,6 +303,16 @@ impl Driver {
         }
     }
 
+    /// Begins an audit; whoever asks hears of it when it is over.
+    fn audit_blocks(&mut self, now: Instant, reply: oneshot::Sender<Result<AuditReport, AuditError>>) {
+        match self.core.audit_blocks(now, &mut self.actions) {
+            Ok(id) => {
+                self.audits.insert(id, reply);
+            }
+            Err(error) => audited(reply, Err(error)),
+        }
+    }
+
     fn node_said(&mut self, from: FromNode) {
         let fact = match from {
             FromNode::Joined(joined) => {
@@ -321,6 +336,7 @@ impl Driver {
             }
             FromNode::Report { link, report } => Fact::NodeReport { link, report },
             FromNode::Cache { link, change } => Fact::NodeCache { link, change },
+            FromNode::Blocks { link, answer } => Fact::NodeBlocks { link, answer },
             FromNode::Lost { link, reason } => {
                 self.links.remove(&link);
                 // A link that was replaced is not known any more, and its end no news.
@@ -393,6 +409,11 @@ impl Driver {
                 }
             }
             Action::Note { request, note } => telemetry::note(request, &note),
+            Action::Audited { audit, report } => {
+                if let Some(reply) = self.audits.remove(&audit) {
+                    audited(reply, Ok(*report));
+                }
+            }
             Action::Late { token } => telemetry::late(token),
         }
     }
@@ -425,6 +446,12 @@ impl Driver {
             }
             changed
         });
+    }
+}
+
+fn audited(reply: oneshot::Sender<Result<AuditReport, AuditError>>, told: Result<AuditReport, AuditError>) {
+    if reply.send(told).is_err() {
+        tracing::trace!("whoever asked for an audit is gone");
     }
 }
 

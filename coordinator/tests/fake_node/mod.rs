@@ -275,7 +275,12 @@ impl Node {
     }
 
     pub async fn report(&mut self, report: LoadReport) {
-        self.membership.write(&NodeMessage::Load(report)).await.expect("sent");
+        self.say(&NodeMessage::Load(report)).await;
+    }
+
+    /// Says something on the membership stream.
+    pub async fn say(&mut self, message: &NodeMessage) {
+        self.membership.write(message).await.expect("sent");
     }
 
     /// Why the coordinator closed the link.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use engine::beam::Hypothesis;
 use engine::event::EngineEvent;
+use engine::owners::Origin;
 use engine::plan::SequenceId;
 use engine::sequence::SequenceSpec;
 use protocol::control::{Beam, StepTiming};
@@ -75,6 +76,8 @@ pub(super) struct Record {
     /// Its place among those who share the queue.
     index: usize,
     pub(super) tap: Option<Box<dyn StepTap>>,
+    /// Where it comes from.
+    pub(super) origin: Origin,
     /// Arrival, or the end of the step that sampled the last token.
     waiting_since: Instant,
     /// Wait before the first step since then.
@@ -93,11 +96,13 @@ impl Record {
         index: usize,
         tap: Option<Box<dyn StepTap>>,
         now: Instant,
+        origin: Origin,
     ) -> Self {
         Self {
             events,
             index,
             tap,
+            origin,
             waiting_since: now,
             queued: None,
             computed: Duration::ZERO,

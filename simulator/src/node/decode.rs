@@ -88,7 +88,8 @@ impl Node {
     }
 
     /// The engine reserves blocks.
-    pub(super) fn enter_reserve(&mut self, leg: LegId) {
+    pub(super) fn enter_reserve(&mut self, now: Instant, leg: LegId) {
+        let origin = self.origin(now, leg);
         let Some(Work::Decode(work)) = self.jobs.get_mut(&leg) else {
             return;
         };
@@ -104,6 +105,7 @@ impl Node {
         match self.engine.reserve_prompt(&prompt, growth, choices) {
             Ok(reservation) => {
                 let have_blocks = reservation.have_blocks() as u32;
+                self.reserved.insert(reservation.id(), origin);
                 let ticket = Ticket(self.next_ticket);
                 self.next_ticket += 1;
                 work.stage = Stage::Reserved(ticket, reservation);
@@ -171,6 +173,7 @@ impl Node {
 
     /// The engine takes the sequences of a reservation.
     pub(super) fn enter_commit(&mut self, leg: LegId, reservation: Reservation, entry: Entry) {
+        self.reserved.remove(&reservation.id());
         let Some(work) = self.decode(leg) else {
             // The job was cancelled meanwhile.
             self.engine.release_reservation(reservation);

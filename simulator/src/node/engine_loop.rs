@@ -1,6 +1,6 @@
 //! The engine thread of a node, as `node_shell::engine_thread` runs it: commands, plan, execute, apply, events.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine::engine::AddError;
 use engine::event::EngineEvent;
@@ -25,7 +25,7 @@ pub(super) fn kind_of(error: &AddError) -> JobErrorKind {
 
 impl Node {
     /// The engine has something to do, perhaps: it takes what has arrived and begins a step, unless one is being computed.
-    pub fn wake(&mut self) {
+    pub fn wake(&mut self, now: Instant) {
         if self.stepping.is_some() {
             return;
         }
@@ -36,6 +36,7 @@ impl Node {
                     self.owners.remove(&id);
                 }
                 Return::Reservation(reservation) => {
+                    self.reserved.remove(&reservation.id());
                     self.engine.release_reservation(reservation);
                 }
             }
@@ -43,13 +44,14 @@ impl Node {
         while let Some(command) = self.commands.pop_front() {
             match command {
                 Command::Prefill(leg) => self.enter_prefill(leg),
-                Command::Reserve(leg) => self.enter_reserve(leg),
+                Command::Reserve(leg) => self.enter_reserve(now, leg),
                 Command::Compute(leg) => self.enter_compute(leg),
                 Command::Commit {
                     leg,
                     reservation,
                     entry,
                 } => self.enter_commit(leg, reservation, entry),
+                Command::Owners(number) => self.tell_owners(now, number),
             }
         }
         self.begin_step();
@@ -130,7 +132,7 @@ impl Node {
     }
 
     /// The step that is being computed is over; the next one begins.
-    pub(super) fn end_step(&mut self) {
+    pub(super) fn end_step(&mut self, now: Instant) {
         if self.stepping == Some(Computes::AtItsEnd) {
             self.execute();
         }
@@ -149,7 +151,7 @@ impl Node {
         for event in events {
             self.deliver(event);
         }
-        self.wake();
+        self.wake(now);
     }
 
     fn deliver(&mut self, event: EngineEvent) {

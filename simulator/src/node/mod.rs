@@ -4,6 +4,7 @@
 //! What the world does to a node is a method; what the node wants of the world is an [`Out`]. The engine takes commands
 //! between two steps only; connections, jobs and the writes of received frames go on while a step is computed.
 
+mod blocks;
 mod decode;
 mod engine_loop;
 mod local;
@@ -19,9 +20,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use coordinator::core::nodes::LegId;
 use engine::engine::Engine;
+use engine::owners::Origin;
 use engine::plan::{SequenceId, StepOutput};
-use engine::reservation::Reservation;
+use engine::reservation::{Reservation, ReservationId};
 use engine::sequence::SequenceSpec;
+use protocol::blocks::BlockAudit;
 use protocol::control::{CoordinatorMessage, Job, JobError, JobErrorKind, JobEvent, JobUpdate, LoadReport};
 use protocol::ids::{Role, Ticket};
 use protocol::kv::Fingerprint;
@@ -85,6 +88,8 @@ pub enum Out {
     Reply(PushId, PushReply),
     /// Reset it, as its receiver.
     StopPush(PushId),
+    /// Answer a coordinator's question.
+    Blocks(Box<BlockAudit>),
     /// Tell me later.
     Timer(Duration, Timer),
     /// The engine has something to do.
@@ -102,6 +107,8 @@ enum Command {
         reservation: Reservation,
         entry: Entry,
     },
+    /// The coordinator asks whose the blocks are.
+    Owners(u64),
 }
 
 /// What enters the engine over a reservation.
@@ -155,6 +162,8 @@ pub struct Node {
     returns: Vec<Return>,
     pushes: BTreeMap<PushId, Push>,
     receives: BTreeMap<PushId, Receive>,
+    /// Where the reservations come from that are out.
+    reserved: BTreeMap<ReservationId, Origin>,
     /// Open reservations.
     tickets: BTreeMap<Ticket, LegId>,
     next_ticket: u64,
@@ -174,6 +183,8 @@ pub struct Node {
     quiet: u32,
     /// It is going to leave.
     pub leaving: bool,
+    /// It will not hear the next cancel. What a simulation must notice.
+    pub hears_no_cancel: bool,
     /// An operator wants it to take no new jobs.
     drained: bool,
     /// Its step takes so many times as long.
@@ -213,6 +224,7 @@ impl Node {
             returns: Vec::new(),
             pushes: BTreeMap::new(),
             receives: BTreeMap::new(),
+            reserved: BTreeMap::new(),
             tickets: BTreeMap::new(),
             next_ticket: boot << 32,
             next_push: boot << 32,
@@ -227,6 +239,7 @@ impl Node {
             reported: None,
             quiet: 0,
             leaving: false,
+            hears_no_cancel: false,
             drained: false,
             slowness: 1,
             problem: None,
@@ -286,6 +299,7 @@ impl Node {
             ("returns", self.returns.len()),
             ("pushes", self.pushes.len()),
             ("tickets", self.tickets.len()),
+            ("named reservations", self.reserved.len()),
             ("open receives", self.receives.values().filter(|r| !r.is_over()).count()),
         ];
         let left = counts.iter().filter(|(_, count)| *count > 0);
@@ -304,6 +318,7 @@ impl Node {
             CoordinatorMessage::Drain { on } => self.drained = *on,
             // Whether it may was asked before the order was given.
             CoordinatorMessage::SetRole { role } => self.role = *role,
+            CoordinatorMessage::ReportBlocks { number } => self.command(Command::Owners(*number)),
             CoordinatorMessage::Welcome | CoordinatorMessage::Refused { .. } => {}
         }
     }
@@ -334,7 +349,17 @@ impl Node {
 
     /// A job's stream is gone: the coordinator cancelled it, or the link is lost.
     pub fn reset(&mut self, leg: LegId) {
-        self.drop_job(leg);
+        let knows = self.jobs.contains_key(&leg);
+        if !(knows && std::mem::take(&mut self.hears_no_cancel)) {
+            self.drop_job(leg);
+        }
+    }
+
+    /// The oldest job is gone without a word. What a simulation must notice.
+    pub fn forget_a_job(&mut self) {
+        if let Some(leg) = self.jobs.keys().next().copied() {
+            self.drop_job(leg);
+        }
     }
 
     /// All streams of a link are gone.
@@ -371,7 +396,7 @@ impl Node {
             Timer::Early(leg) => self.send_early(leg),
             Timer::Answer(push) => self.push_unanswered(push),
             Timer::Commit(push) => self.receive_deadline(push),
-            Timer::StepEnd => self.end_step(),
+            Timer::StepEnd => self.end_step(now),
         }
     }
 

@@ -55,6 +55,10 @@ pub(super) enum Incident {
     Break,
     /// A bit of some KV turns over: a fault of ours that must show.
     Rot,
+    /// A node does not hear the next cancel of a job: a fault of ours that must show.
+    Unheard(usize),
+    /// A node forgets a job without a word: the same.
+    Forget(usize),
 }
 
 /// The coordinator's bit in the set of a partition.
@@ -99,6 +103,12 @@ impl World {
         });
         some(faults.breaks, &mut |_| Incident::Break);
         some(faults.rot, &mut |_| Incident::Rot);
+        some(faults.unheard, &mut |random| {
+            Incident::Unheard(random.below(nodes) as usize)
+        });
+        some(faults.forgotten, &mut |random| {
+            Incident::Forget(random.below(nodes) as usize)
+        });
         let busy = self.scenario.busy.as_micros() as u64;
         for incident in planned {
             let at = self.random.micros(0..busy);
@@ -166,6 +176,16 @@ impl World {
                     if node.rot(random) {
                         break;
                     }
+                }
+            }
+            Incident::Unheard(index) => {
+                if let Some(node) = self.nodes[index].node.as_mut() {
+                    node.hears_no_cancel = true;
+                }
+            }
+            Incident::Forget(index) => {
+                if let Some(node) = self.nodes[index].node.as_mut() {
+                    node.forget_a_job();
                 }
             }
             Incident::Break => {

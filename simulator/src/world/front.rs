@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coordinator::core::block_audit::AuditReport;
 use coordinator::core::cluster::{Action, Cluster, Fact, Order};
 use coordinator::core::nodes::{LegId, LinkId, PeerName};
 use coordinator::core::request::Note;
@@ -49,6 +50,8 @@ pub(crate) struct Front {
     /// When a request ended last.
     pub(super) last_end: Option<Instant>,
     client_buffer: usize,
+    /// What the last audit of the blocks has shown.
+    pub(crate) last_audit: Option<AuditReport>,
     /// What must not happen.
     pub(super) problem: Option<String>,
 }
@@ -67,6 +70,7 @@ impl Front {
             waiting_calls: scenario.size.calls,
             last_end: None,
             client_buffer: scenario.client_buffer,
+            last_audit: None,
             problem: None,
         }
     }
@@ -155,7 +159,7 @@ impl World {
     }
 
     /// Feeds the core and carries out its actions until neither leads to the other any more.
-    fn settle(&mut self, mut actions: Vec<Action>) {
+    pub(super) fn settle(&mut self, mut actions: Vec<Action>) {
         loop {
             self.front.cluster.assert_consistent();
             for action in actions.drain(..) {
@@ -214,6 +218,7 @@ impl World {
             }
             Action::Emit { request, event } => self.emit(request, event),
             Action::Note { request, note } => self.noted(request, &note),
+            Action::Audited { report, .. } => self.audited(*report),
             Action::Late { .. } => self.tally.late += 1,
         }
     }

@@ -90,7 +90,7 @@ impl World {
             Own::Wake => {
                 self.nodes[index].waking = false;
                 if let Some(node) = self.node(index, boot) {
-                    node.wake();
+                    node.wake(now);
                 }
             }
             Own::Timer(timer) => {
@@ -185,6 +185,11 @@ impl World {
             Out::StopPush(on) => {
                 if let Some(&Stream { conn, .. }) = self.streams.get(&on) {
                     self.send(conn, Side::Dialled, None, Message::StopPush(on));
+                }
+            }
+            Out::Blocks(answer) => {
+                if let Some(conn) = self.nodes[index].control {
+                    self.send(conn, Side::Dialler, Some(0), Message::Blocks(answer));
                 }
             }
             Out::Timer(after, timer) => self.after(after, Event::Own(index, boot, Own::Timer(timer))),
@@ -320,6 +325,7 @@ impl World {
         match message {
             Message::Report(report) => self.fact(Fact::NodeReport { link, report }),
             Message::Cache(change) => self.fact(Fact::NodeCache { link, change: *change }),
+            Message::Blocks(answer) => self.fact(Fact::NodeBlocks { link, answer }),
             Message::Said(leg, event) => self.fact(Fact::JobEvent { leg, event: *event }),
             Message::Broken(leg) => self.fact(Fact::JobLost {
                 leg,
@@ -427,6 +433,7 @@ impl Message {
             Self::Welcome | Self::Order(_) => 1,
             Self::Report(report) => 2 ^ report.steps << 8 ^ u64::from(report.free_blocks) << 32,
             Self::Cache(change) => 15 ^ change.sequence << 8 ^ (change.added.len() as u64) << 32,
+            Self::Blocks(answer) => 16 ^ answer.number << 8 ^ u64::from(answer.owned_blocks) << 40,
             Self::Start(leg, _) => 3 ^ leg.0 << 8,
             Self::Update(leg, _) => 4 ^ leg.0 << 8,
             Self::Reset(leg) => 5 ^ leg.0 << 8,
@@ -457,6 +464,7 @@ impl std::fmt::Display for Message {
             Self::Welcome => f.write_str("welcome"),
             Self::Report(report) => write!(f, "{report:?}"),
             Self::Cache(change) => write!(f, "{change:?}"),
+            Self::Blocks(answer) => write!(f, "{answer:?}"),
             Self::Start(leg, job) => write!(f, "job {}: {job:?}", leg.0),
             Self::Update(leg, update) => write!(f, "job {}: {update:?}", leg.0),
             Self::Reset(leg) => write!(f, "job {} is reset", leg.0),

@@ -3,6 +3,7 @@
 //! An event happens, whoever is concerned acts, books are audited, and what is wanted of others becomes further events.
 //! Nothing else drives the clock, so a seed is a history.
 
+mod audits;
 mod faults;
 mod front;
 mod links;
@@ -11,6 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::{Duration, Instant};
 
+use protocol::blocks::BlockAudit;
 use protocol::control::{CacheChange, CoordinatorMessage, Hello, Job, JobEvent, JobUpdate, LoadReport};
 use protocol::transfer::PushReply;
 use runtime::clock::Clock;
@@ -41,6 +43,7 @@ enum Message {
     Order(CoordinatorMessage),
     Report(LoadReport),
     Cache(Box<CacheChange>),
+    Blocks(Box<BlockAudit>),
     Start(LegId, Box<Job>),
     Update(LegId, JobUpdate),
     Reset(LegId),
@@ -80,6 +83,8 @@ enum Event {
     Own(usize, u64, Own),
     Return(usize),
     Incident(Incident),
+    /// Somebody asks the coordinator whose the blocks are.
+    Audit,
 }
 
 struct Entry {
@@ -175,6 +180,10 @@ pub struct Tally {
     pub frames_repeated: u64,
     /// Jobs that were refused for want of room.
     pub busy: u64,
+    /// Audits of the nodes' blocks.
+    pub audits: u64,
+    /// Of these: nodes that did not answer.
+    pub audits_silent: u64,
     /// Tokens that clients got.
     pub tokens: u64,
     /// Longest time that a request took.
@@ -210,6 +219,8 @@ impl Tally {
             (&mut self.frames_dropped, more.frames_dropped),
             (&mut self.frames_repeated, more.frames_repeated),
             (&mut self.busy, more.busy),
+            (&mut self.audits, more.audits),
+            (&mut self.audits_silent, more.audits_silent),
             (&mut self.tokens, more.tokens),
             (&mut self.virtual_us, more.virtual_us),
             (&mut self.events, more.events),
@@ -285,6 +296,7 @@ impl World {
         for index in 0..world.calls.len() {
             world.after(JOINED + world.calls[index].at, Event::Call(index));
         }
+        world.after(JOINED, Event::Audit);
         world.plan_incidents();
         Ok(world)
     }
@@ -388,6 +400,7 @@ impl World {
                 }
             }
             Event::Incident(incident) => self.befall(incident),
+            Event::Audit => self.audit_blocks(),
         }
         Ok(())
     }
@@ -401,7 +414,7 @@ impl World {
                 Place::Coordinator => return None,
             },
             Event::Own(index, ..) => *index,
-            Event::Call(_) | Event::Cancel(_) | Event::Return(_) | Event::Incident(_) => return None,
+            Event::Call(_) | Event::Cancel(_) | Event::Return(_) | Event::Incident(_) | Event::Audit => return None,
         };
         self.nodes[index].frozen_until.filter(|until| *until > self.now)
     }

@@ -1,9 +1,11 @@
 //! What the cluster is told, and what it says is to be done.
 
+use protocol::blocks::BlockAudit;
 use protocol::control::{CacheChange, CoordinatorMessage, Hello, Job, JobEvent, JobUpdate, LoadReport};
 use protocol::ids::RequestId;
 
 use crate::core::admission::AdmissionLimits;
+use crate::core::block_audit::{AuditId, AuditReport};
 use crate::core::nodes::{HealthLimits, LegId, LinkId, PeerName, PrefillCredit, StepLimits, TextIdentity};
 use crate::core::request::{Note, RequestLimits};
 use crate::core::routing::{LocalPrefill, Policy};
@@ -57,6 +59,13 @@ pub enum Fact {
         link: LinkId,
         /// How.
         change: CacheChange,
+    },
+    /// A node says whose its blocks are.
+    NodeBlocks {
+        /// Its link.
+        link: LinkId,
+        /// What it says.
+        answer: Box<BlockAudit>,
     },
     /// A link is gone.
     NodeLost {
@@ -153,6 +162,13 @@ pub enum Action {
         request: RequestId,
         /// What.
         note: Note,
+    },
+    /// An audit of the nodes' blocks is over.
+    Audited {
+        /// Which.
+        audit: AuditId,
+        /// What came of it.
+        report: Box<AuditReport>,
     },
     /// A job that was over went on.
     Late {

@@ -2,6 +2,7 @@
 //! and says what is to be done.
 
 mod audit;
+mod blocks;
 mod health;
 mod interface;
 mod orders;
@@ -20,6 +21,7 @@ use protocol::ids::{RequestId, Role};
 pub use self::interface::{Action, ClusterSettings, Fact, is_last};
 pub use self::orders::{Order, OrderError};
 use crate::core::admission::{Admission, CallId};
+use crate::core::block_audit::BlockAudits;
 use crate::core::decisions::Decisions;
 use crate::core::ledger::{Detokenizer, Ledger};
 use crate::core::nodes::{Leg, LegId, LinkId, Nodes, PeerName};
@@ -73,6 +75,7 @@ pub struct Cluster {
     stranded: BTreeSet<(u64, RequestId)>,
     timers: BTreeSet<(Instant, RequestId)>,
     draining: bool,
+    audits: BlockAudits,
     /// Kept for its memory.
     effects: Vec<Effect>,
 }
@@ -99,6 +102,7 @@ impl Cluster {
             stranded: BTreeSet::new(),
             timers: BTreeSet::new(),
             draining: false,
+            audits: BlockAudits::default(),
             effects: Vec::new(),
         }
     }
@@ -177,6 +181,7 @@ impl Cluster {
                 self.nodes.report(link, report);
             }
             Fact::NodeCache { link, change } => self.nodes.cache_changed(link, &change),
+            Fact::NodeBlocks { link, answer } => self.on_blocks(now, link, *answer, actions),
             Fact::NodeLost { link } => self.on_lost(now, link, actions),
             Fact::JobEvent { leg, event } => self.on_job_event(now, leg, event, actions),
             Fact::JobLost { leg, reason } => {
@@ -214,12 +219,14 @@ impl Cluster {
         let waits = !self.queue.is_empty() || !self.stranded.is_empty();
         let pause = waits.then(|| self.nodes.next_pause_end(now)).flatten();
         let timer = self.timers.first().map(|(at, _)| *at);
-        [timer, pause, self.nodes.next_look()].into_iter().flatten().min()
+        let looks = [self.nodes.next_look(), self.audits.next_look()];
+        looks.into_iter().chain([timer, pause]).flatten().min()
     }
 
     /// Acts on every deadline that has passed.
     pub fn on_timeout(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.look(now, actions);
+        self.look_at_audits(now, actions);
         while let Some(&(at, id)) = self.timers.first()
             && at <= now
         {
@@ -253,6 +260,8 @@ impl Cluster {
 
     fn on_lost(&mut self, now: Instant, link: LinkId, actions: &mut Vec<Action>) {
         let name = self.nodes.hello(link).map(|hello| hello.node.clone());
+        self.audits.lost(link);
+        self.end_audits(actions);
         for leg in self.nodes.leave(now, link) {
             // An earlier leg of the list may have ended this one.
             let Some(of) = self.nodes.end(leg) else { continue };

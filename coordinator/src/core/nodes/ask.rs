@@ -1,15 +1,21 @@
-//! What operators' orders need to know about nodes.
+//! What operators' orders and questions need to know about nodes.
 
 use std::time::Instant;
 
+use protocol::control::Hello;
 use protocol::ids::{RequestId, Role};
 
-use super::{LegId, LinkId, Nodes};
+use super::{Leg, LegId, LinkId, Nodes};
 
 impl Nodes {
     /// The role in the certificate of the node at the other end of a link.
     pub fn certified(&self, link: LinkId) -> Option<Role> {
         self.nodes.get(&link).map(|node| node.certified)
+    }
+
+    /// All connected nodes: their links, how they introduced themselves, and what they do now.
+    pub fn members(&self) -> impl Iterator<Item = (LinkId, &Hello, Role)> {
+        self.nodes.iter().map(|(link, node)| (*link, &node.hello, node.role))
     }
 
     /// The legs on a node, and whose they are.
@@ -30,5 +36,12 @@ impl Nodes {
         others
             .into_iter()
             .any(|(_, node)| node.serves(Role::Decode) && !node.draining && !node.health.is_stalled())
+    }
+}
+
+impl Leg {
+    /// Blocks that are booked for it.
+    pub fn booked_blocks(&self) -> u32 {
+        self.blocks
     }
 }

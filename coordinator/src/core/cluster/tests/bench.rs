@@ -301,6 +301,7 @@ impl Bench {
                 | Action::Refuse { .. }
                 | Action::Close { .. }
                 | Action::Note { .. }
+                | Action::Audited { .. }
                 | Action::Late { .. } => {}
             }
         }

@@ -1,6 +1,7 @@
 //! The cluster by script: every state, and in every state a cancel, a loss, a deadline.
 
 mod bench;
+mod blocks;
 mod choices;
 mod health;
 mod joining;
