@@ -45,6 +45,7 @@ fn hello(role: Role, link: u64) -> Hello {
             head_dim: 64,
             block_tokens: BLOCK_TOKENS,
             dtype: KvDtype::F16,
+            latent: false,
         },
         total_blocks: 8_192,
         max_num_seqs: 256,

@@ -18,6 +18,7 @@ const LAYOUT: KvLayout = KvLayout {
     head_dim: 4,
     block_tokens: 4,
     dtype: KvDtype::F32,
+    latent: false,
 };
 const FINGERPRINT: Fingerprint = Fingerprint(7);
 

@@ -35,6 +35,7 @@ const LAYOUT: KvLayout = KvLayout {
     head_dim: 8,
     block_tokens: 4,
     dtype: KvDtype::F16,
+    latent: false,
 };
 const FINGERPRINT: Fingerprint = Fingerprint(7);
 /// Blocks of the pool, and of a prompt.

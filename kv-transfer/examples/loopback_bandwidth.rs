@@ -30,6 +30,7 @@ const LAYOUT: KvLayout = KvLayout {
     head_dim: 64,
     block_tokens: 16,
     dtype: KvDtype::F16,
+    latent: false,
 };
 const FINGERPRINT: Fingerprint = Fingerprint(1);
 

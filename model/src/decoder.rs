@@ -3,21 +3,30 @@
 //! Every number of a row is computed in an order that depends on the row alone (see [`crate::kernels`]), and rows meet
 //! only in attention, through the KV pool. So the rows of a step may be cut and mixed in any way.
 
-use engine::plan::{BlockId, StepPlan};
+use engine::plan::StepPlan;
 use engine::runner::LayerObserver;
 
 use crate::arch::ArchConfig;
 use crate::kernels::{
-    Activation, AttentionShape, Cpu, KernelError, KvShape, Linear, Operand, PagedAttention, RopeTable, Rows, Scratch,
-    SequenceRows, Target, add_bias, products, rms_norm_in_place, rope,
+    Cpu, KernelError, Linear, Operand, RopeTable, Rows, Scratch, SequenceRows, Target, add_bias, add_scaled, products,
+    rms_norm_in_place, scale_and_cap,
 };
 use crate::kv_pool::StepAccess;
 use crate::tensor_names::{Part, Tensor};
 use crate::weights::{Embedding, WeightError, WeightLoader};
 
+mod attention;
 mod cost;
+mod experts;
+mod ffn;
+mod latent;
+mod layer;
 mod lora;
 
+use attention::Heads;
+use experts::{Routes, Sparse};
+use ffn::Dense;
+use latent::LatentBuffers;
 use lora::Adapted;
 pub(crate) use lora::{Adapter, LowRank};
 
@@ -33,23 +42,32 @@ impl Projection {
     }
 }
 
+/// A layer's feed-forward network.
+enum Ffn {
+    Dense(Dense),
+    Sparse(Sparse),
+}
+
 struct Layer {
-    attention_norm: Vec<f32>,
-    query: Projection,
-    key: Projection,
-    value: Projection,
+    /// Of the last so many positions, attention sees no others.
+    window: Option<usize>,
+    /// Which table of rotary angles.
+    rope: usize,
+    attention_norm: Option<Vec<f32>>,
+    heads: Heads,
     output: Projection,
-    ffn_norm: Vec<f32>,
-    gate: Projection,
-    up: Projection,
-    down: Projection,
+    attention_out_norm: Option<Vec<f32>>,
+    ffn_norm: Option<Vec<f32>>,
+    ffn: Ffn,
+    ffn_out_norm: Option<Vec<f32>>,
 }
 
 /// The weights of a model, packed, and what follows from its shape.
 pub(crate) struct Decoder {
     pub(crate) config: ArchConfig,
     pub(crate) cpu: Cpu,
-    rope: RopeTable,
+    /// The table of most layers, and that of layers with a window if they have another.
+    ropes: Vec<RopeTable>,
     embedding: Embedding,
     layers: Vec<Layer>,
     output_norm: Vec<f32>,
@@ -72,6 +90,10 @@ pub(crate) struct Buffers {
     attended: Vec<f32>,
     gate: Vec<f32>,
     up: Vec<f32>,
+    /// What a sub-layer adds to the residual stream, where that is not the product itself.
+    delta: Vec<f32>,
+    routes: Routes,
+    latent: LatentBuffers,
     adapted: Adapted,
     /// Empty: memory for the lists of a step's sequences.
     lists: [Vec<SequenceRows<'static>>; 2],
@@ -108,6 +130,23 @@ fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut buffer[..len]
 }
 
+/// The input of a sub-layer: the residual stream, normed if there is a norm.
+fn input<'a>(x: &'a [f32], norm: Option<&'a Vec<f32>>, eps: f32) -> Rows<'a> {
+    match norm {
+        Some(weight) => Rows::Normed { x, weight, eps },
+        None => Rows::Plain(x),
+    }
+}
+
+/// The last product of a sub-layer.
+struct Ending<'a> {
+    layer: usize,
+    part: Part,
+    projection: &'a Projection,
+    /// Norm of what comes out.
+    norm: Option<&'a [f32]>,
+}
+
 impl Decoder {
     /// Takes the weights out of a file. `positions` is the longest sequence that will be computed.
     pub(crate) fn load(
@@ -121,17 +160,17 @@ impl Decoder {
         let layers = (0..config.num_layers)
             .map(|l| Layer::load(&config, l, loader))
             .collect::<Result<_, _>>()?;
-        let output_norm = loader.vector(Tensor::OutputNorm, hidden)?;
+        let output_norm = loader.norm(Tensor::OutputNorm, hidden)?;
         let head = match tied {
             Some(head) => head,
             None => loader.matrix(Tensor::Head, vocab, hidden)?,
         };
-        let frequencies = RopeTable::plain_frequencies(config.rope_theta, config.head_dim);
-        let rope = RopeTable::new(&frequencies, positions, 1.0);
+        let ropes = [Some(&config.rope), config.local_rope.as_ref()];
+        let table = |rope: &crate::arch::Rope| RopeTable::new(&rope.frequencies(), positions, rope.amplitude());
         Ok(Self {
+            ropes: ropes.into_iter().flatten().map(table).collect(),
             config,
             cpu,
-            rope,
             embedding,
             layers,
             output_norm,
@@ -167,10 +206,10 @@ impl Decoder {
         buffers.adapted.group(adapters);
         for index in 0..self.layers.len() {
             self.project(index, rows, buffers)?;
-            store(&self.cpu, access, index as u32, &all, buffers, self.kv_width());
+            attention::store(&self.cpu, access, index as u32, &all, buffers, self.kv_width());
             observer.layer_computed(index as u32);
             if index + 1 < self.layers.len() {
-                self.attend(index as u32, &all, rows, access, buffers)?;
+                self.attend(index, &all, rows, access, buffers)?;
                 self.finish_layer(index, rows, buffers)?;
             }
         }
@@ -181,7 +220,7 @@ impl Decoder {
         // Only wanted rows have a use for the rest of the last layer.
         let (mut some, count) = self.compact(plan, wanted, buffers);
         if count > 0 {
-            self.attend(last as u32, &some, count, access, buffers)?;
+            self.attend(last, &some, count, access, buffers)?;
             self.finish_layer(last, count, buffers)?;
         }
         buffers.lists[1] = recycled(&mut some);
@@ -192,13 +231,13 @@ impl Decoder {
 
     /// Logits `[rows][vocab]` of normed hidden states.
     pub(crate) fn logits(&self, hidden: &[f32], logits: &mut [f32], scratch: &mut Scratch) -> Result<(), KernelError> {
-        self.head.forward(
-            &self.cpu,
-            hidden,
-            hidden.len() / self.config.hidden_size,
-            logits,
-            scratch,
-        )
+        let rows = hidden.len() / self.config.hidden_size;
+        self.head.forward(&self.cpu, hidden, rows, logits, scratch)?;
+        let (factor, cap) = (self.config.logit_scale, self.config.logit_cap);
+        if factor != 1.0 || cap.is_some() {
+            scale_and_cap(&self.cpu, logits, factor, cap);
+        }
+        Ok(())
     }
 
     fn kv_width(&self) -> usize {
@@ -212,6 +251,9 @@ impl Decoder {
         for (&token, row) in plan.token_ids.iter().zip(x.chunks_exact_mut(hidden)) {
             self.embedding.row(&self.head, token, row)?;
         }
+        if self.config.embedding_scale != 1.0 {
+            scale_and_cap(&self.cpu, x, self.config.embedding_scale, None);
+        }
         buffers.positions.clear();
         for s in &plan.sequences {
             buffers
@@ -221,100 +263,37 @@ impl Decoder {
         Ok(())
     }
 
-    /// Query, key and value of all rows, rotated.
-    fn project(&self, index: usize, rows: usize, b: &mut Buffers) -> Result<(), KernelError> {
-        let (config, cpu, layer) = (&self.config, &self.cpu, &self.layers[index]);
-        let width = config.num_heads * config.head_dim;
-        let norm = Rows::Normed {
-            x: &b.x[..rows * config.hidden_size],
-            weight: &layer.attention_norm,
-            eps: config.norm_eps,
-        };
-        let (q, k, v) = (&layer.query.linear, &layer.key.linear, &layer.value.linear);
-        b.operand.prepare(cpu, norm, &[q, k, v])?;
-        let query = sized(&mut b.query, rows * width);
-        let key = sized(&mut b.key, rows * self.kv_width());
-        let value = sized(&mut b.value, rows * self.kv_width());
-        let targets = [
-            (q, Target::Store(&mut *query)),
-            (k, Target::Store(&mut *key)),
-            (v, Target::Store(&mut *value)),
-        ];
-        products(cpu, &b.operand, targets)?;
-        layer.query.add_bias(cpu, query)?;
-        layer.key.add_bias(cpu, key)?;
-        layer.value.add_bias(cpu, value)?;
-        let targets = [(Part::Query, &mut *query), (Part::Key, &mut *key), (Part::Value, value)];
-        b.adapted.add(cpu, &self.adapters, index, norm, targets)?;
-        rope(cpu, &self.rope, config.rope_style, query, config.head_dim, &b.positions)?;
-        rope(cpu, &self.rope, config.rope_style, key, config.head_dim, &b.positions)
-    }
-
-    /// Attention of the rows in `query`, and its output projection, added to the residual stream.
-    fn attend(
+    /// A sub-layer's last product, added to the first `rows` rows of the residual stream.
+    fn end_sublayer(
         &self,
-        index: u32,
-        sequences: &[SequenceRows<'_>],
+        ending: &Ending<'_>,
+        input: Rows<'_>,
         rows: usize,
-        access: &StepAccess<'_>,
         b: &mut Buffers,
     ) -> Result<(), KernelError> {
-        let config = &self.config;
-        let layer = &self.layers[index as usize];
-        let shape = AttentionShape {
-            kv: KvShape::from(access.pool().layout()),
-            num_heads: config.num_heads,
-            scale: (1.0 / (config.head_dim as f64).sqrt()) as f32,
-            window: None,
-        };
-        let width = config.num_heads * config.head_dim;
-        let attended = sized(&mut b.attended, rows * width);
-        let attention = PagedAttention {
-            shape: &shape,
-            sequences,
-            kv: &|block: BlockId| access.block(index, block),
-        };
-        attention.run(&self.cpu, &b.query[..rows * width], attended, &mut b.kernels)?;
-        let output = &layer.output;
-        b.operand.prepare(&self.cpu, Rows::Plain(attended), &[&output.linear])?;
-        let x = &mut b.x[..rows * config.hidden_size];
-        products(&self.cpu, &b.operand, [(&output.linear, Target::Add(&mut *x))])?;
-        output.add_bias(&self.cpu, x)?;
-        let input = Rows::Plain(&*attended);
-        let targets = [(Part::Output, x)];
-        b.adapted.add(&self.cpu, &self.adapters, index as usize, input, targets)
+        let (cpu, projection) = (&self.cpu, ending.projection);
+        b.operand.prepare(cpu, input, &[&projection.linear])?;
+        let x = &mut b.x[..rows * self.config.hidden_size];
+        if ending.norm.is_none() && self.config.residual_scale == 1.0 {
+            products(cpu, &b.operand, [(&projection.linear, Target::Add(&mut *x))])?;
+            projection.add_bias(cpu, x)?;
+            let targets = [(ending.part, x)];
+            return b.adapted.add(cpu, &self.adapters, ending.layer, input, targets);
+        }
+        let delta = sized(&mut b.delta, x.len());
+        products(cpu, &b.operand, [(&projection.linear, Target::Store(&mut *delta))])?;
+        projection.add_bias(cpu, delta)?;
+        let targets = [(ending.part, &mut *delta)];
+        b.adapted.add(cpu, &self.adapters, ending.layer, input, targets)?;
+        self.add_delta(ending.norm, delta, x)
     }
 
-    /// The feed-forward network of the first `rows` rows of the residual stream.
-    fn finish_layer(&self, index: usize, rows: usize, b: &mut Buffers) -> Result<(), KernelError> {
-        let (config, cpu, layer) = (&self.config, &self.cpu, &self.layers[index]);
-        let norm = Rows::Normed {
-            x: &b.x[..rows * config.hidden_size],
-            weight: &layer.ffn_norm,
-            eps: config.norm_eps,
-        };
-        b.operand.prepare(cpu, norm, &[&layer.gate.linear, &layer.up.linear])?;
-        let gate = sized(&mut b.gate, rows * config.ffn_size);
-        let up = sized(&mut b.up, rows * config.ffn_size);
-        let targets = [
-            (&layer.gate.linear, Target::Store(&mut *gate)),
-            (&layer.up.linear, Target::Store(&mut *up)),
-        ];
-        products(cpu, &b.operand, targets)?;
-        layer.gate.add_bias(cpu, gate)?;
-        layer.up.add_bias(cpu, up)?;
-        let targets = [(Part::Gate, &mut *gate), (Part::Up, &mut *up)];
-        b.adapted.add(cpu, &self.adapters, index, norm, targets)?;
-        let gated = Rows::Gated {
-            gate,
-            up,
-            activation: Activation::Silu,
-        };
-        b.operand.prepare(cpu, gated, &[&layer.down.linear])?;
-        let x = &mut b.x[..rows * config.hidden_size];
-        products(cpu, &b.operand, [(&layer.down.linear, Target::Add(&mut *x))])?;
-        layer.down.add_bias(cpu, x)?;
-        b.adapted.add(cpu, &self.adapters, index, gated, [(Part::Down, x)])
+    /// Adds what a sub-layer gives to the residual stream.
+    fn add_delta(&self, norm: Option<&[f32]>, delta: &mut [f32], x: &mut [f32]) -> Result<(), KernelError> {
+        if let Some(weight) = norm {
+            rms_norm_in_place(&self.cpu, delta, weight, self.config.norm_eps)?;
+        }
+        add_scaled(&self.cpu, x, delta, self.config.residual_scale)
     }
 
     /// Moves the wanted rows of `x` and `query` to the front; returns them as rows of sequences, and their number. The rows
@@ -350,63 +329,5 @@ impl Decoder {
             count += run.count;
         }
         (sequences, count)
-    }
-}
-
-impl Layer {
-    fn load(config: &ArchConfig, layer: usize, loader: &mut WeightLoader<'_>) -> Result<Self, WeightError> {
-        let (hidden, ffn) = (config.hidden_size, config.ffn_size);
-        let (heads, kv_heads) = (
-            config.num_heads * config.head_dim,
-            config.num_kv_heads * config.head_dim,
-        );
-        let mut projection = |part: Part, n: usize, k: usize, bias: bool| -> Result<Projection, WeightError> {
-            Ok(Projection {
-                linear: loader.matrix(Tensor::Weight(layer, part), n, k)?,
-                bias: bias.then(|| loader.vector(Tensor::Bias(layer, part), n)).transpose()?,
-            })
-        };
-        let query = projection(Part::Query, heads, hidden, config.attention_bias)?;
-        let key = projection(Part::Key, kv_heads, hidden, config.attention_bias)?;
-        let value = projection(Part::Value, kv_heads, hidden, config.attention_bias)?;
-        let output = projection(Part::Output, hidden, heads, config.attention_bias)?;
-        let gate = projection(Part::Gate, ffn, hidden, config.ffn_bias)?;
-        let up = projection(Part::Up, ffn, hidden, config.ffn_bias)?;
-        let down = projection(Part::Down, hidden, ffn, config.ffn_bias)?;
-        let attention_norm = loader.vector(Tensor::AttentionNorm(layer), hidden)?;
-        let ffn_norm = loader.vector(Tensor::FfnNorm(layer), hidden)?;
-        Ok(Self {
-            attention_norm,
-            query,
-            key,
-            value,
-            output,
-            ffn_norm,
-            gate,
-            up,
-            down,
-        })
-    }
-}
-
-/// Writes the K and V of all rows into the pool.
-fn store(
-    cpu: &Cpu,
-    access: &mut StepAccess<'_>,
-    layer: u32,
-    sequences: &[SequenceRows<'_>],
-    b: &Buffers,
-    width: usize,
-) {
-    let block_tokens = access.pool().layout().block_tokens as usize;
-    for (i, s) in sequences.iter().enumerate() {
-        // A decoding sequence writes one slot of a block that is in no cache.
-        if let Some(next) = sequences.get(i + 2).filter(|next| next.rows.len() == 1) {
-            let (block, slot) = (next.first_position / block_tokens, next.first_position % block_tokens);
-            access.expect_write(cpu, layer, next.blocks[block], slot);
-        }
-        let numbers = s.rows.start * width..s.rows.end * width;
-        let rows = (&b.key[numbers.clone()], &b.value[numbers]);
-        access.write_rows(cpu, layer, (s.blocks, s.first_position), rows);
     }
 }

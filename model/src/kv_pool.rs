@@ -339,7 +339,7 @@ impl StepAccess<'_> {
         unsafe { self.pool.chunk_ref(layer, block) }
     }
 
-    /// Stores keys and values of tokens that follow each other in a sequence, \[token\]\[kv heads\]\[dim\] each, rounded
+    /// Stores keys and values (none in a latent cache) of tokens that follow each other, \[token\]\[kv heads\]\[dim\] each, rounded
     /// to the pool's element type (see [`write_kv`]). `blocks` is the sequence's block table, `position` the first
     /// token's place in the sequence.
     ///
@@ -356,7 +356,7 @@ impl StepAccess<'_> {
         let shape = KvShape::from(self.pool.layout());
         let width = shape.num_kv_heads * shape.head_dim;
         assert!(
-            keys.len() == values.len() && keys.len().is_multiple_of(width),
+            values.len() == if shape.latent { 0 } else { keys.len() } && keys.len().is_multiple_of(width),
             "a key and a value of the layout for every token"
         );
         let (mut position, mut keys, mut values) = (position, keys, values);
@@ -364,7 +364,7 @@ impl StepAccess<'_> {
             let slot = position % shape.block_tokens;
             let count = (shape.block_tokens - slot).min(keys.len() / width);
             let (now, later) = keys.split_at(count * width);
-            let (values_now, values_later) = values.split_at(count * width);
+            let (values_now, values_later) = values.split_at(if shape.latent { 0 } else { count * width });
             let bytes = self.block_mut(layer, blocks[position / shape.block_tokens]);
             let written = write_kv(cpu, &shape, slot, (now, values_now), bytes);
             assert!(written.is_ok(), "the slots are in the block and the lengths are right");

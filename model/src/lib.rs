@@ -9,12 +9,13 @@
 //! 4. Rows that sample or have targets get logits, some rows at a time; the [`sampler`] draws from them. What grammars
 //!    allow next has been found out meanwhile, on a thread of its own.
 //!
-//! [`load()`] makes all of this from a file. [`fake::FakeModel`] has the same form and no weights.
+//! [`load()`] makes all of this from a file, [`mod@verify`] holds it against a reference, and [`mod@inspect`] says what a model needs. [`fake::FakeModel`] has the same form and no weights.
 
 pub mod arch;
 mod cost;
 mod decoder;
 pub mod fake;
+pub mod inspect;
 pub mod kernels;
 mod kv_error;
 pub mod kv_pool;
@@ -25,6 +26,7 @@ mod pool_size;
 mod runner;
 pub mod sampler;
 mod tensor_names;
+pub mod verify;
 mod weights;
 
 pub use cost::{ModelMemory, StepCost};

@@ -124,31 +124,23 @@ pub fn load_with(
         Compute::Precise => (LinearMode::Precise, "precise"),
         Compute::Float32 => (LinearMode::Float32, "float32"),
     };
-    let dtype = match model.kv_dtype {
-        KvDtypeConfig::F16 => KvDtype::F16,
-        KvDtypeConfig::Bf16 => KvDtype::Bf16,
-        KvDtypeConfig::Int8 => KvDtype::Int8,
-        KvDtypeConfig::F32 => KvDtype::F32,
-    };
-    let layout = KvLayout {
-        num_layers: arch.num_layers as u32,
-        num_kv_heads: arch.num_kv_heads as u32,
-        head_dim: arch.head_dim as u32,
-        block_tokens: engine.kv_block_tokens as u32,
-        dtype,
-    };
+    let layout = kv_layout(&arch, model, engine.kv_block_tokens);
     let (memory, weights) = (machine_memory(), bytes_of_files(files.path()));
     let longest = max_seq_len.min(arch.max_positions);
     let pool = Arc::new(KvPool::new(
         layout,
         pool_blocks(engine, &layout, longest, memory, weights)?,
     )?);
-    let numerics = format!("{compute}-{ARITHMETIC}/{}/{}", cpu.level().as_str(), dtype.as_str());
+    let numerics = format!(
+        "{compute}-{ARITHMETIC}/{}/{}",
+        cpu.level().as_str(),
+        layout.dtype.as_str()
+    );
     let positions = longest;
     let (name, vocab_size, max_positions) = (arch.name.clone(), arch.vocab_size, arch.max_positions);
 
     let weights_failed = |source| LoadError::Weights { path: path(), source };
-    let mut loader = WeightLoader::open(files, mode, cpu.threads(), &format!("{arch:?}")).map_err(weights_failed)?;
+    let mut loader = WeightLoader::open(files, mode, cpu.threads(), &arch).map_err(weights_failed)?;
     let tied = arch.tied_head;
     let mut decoder = Decoder::load(arch, cpu, positions, &mut loader).map_err(weights_failed)?;
     let weights_hash = loader.finish(tied).map_err(weights_failed)?;
@@ -177,6 +169,23 @@ pub fn load_with(
         layout,
         max_position_embeddings: max_positions as u32,
     })
+}
+
+/// Shape of a model's KV cache.
+pub(crate) fn kv_layout(arch: &ArchConfig, model: &ModelConfig, block_tokens: usize) -> KvLayout {
+    KvLayout {
+        num_layers: arch.num_layers as u32,
+        num_kv_heads: arch.num_kv_heads as u32,
+        head_dim: arch.head_dim as u32,
+        block_tokens: block_tokens as u32,
+        dtype: match model.kv_dtype {
+            KvDtypeConfig::F16 => KvDtype::F16,
+            KvDtypeConfig::Bf16 => KvDtype::Bf16,
+            KvDtypeConfig::Int8 => KvDtype::Int8,
+            KvDtypeConfig::F32 => KvDtype::F32,
+        },
+        latent: arch.latent.is_some(),
+    }
 }
 
 /// Loads the configured adapters.

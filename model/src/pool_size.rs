@@ -144,6 +144,7 @@ mod tests {
         head_dim: 16,
         block_tokens: 16,
         dtype: KvDtype::F16,
+        latent: false,
     };
 
     fn sized(kv_pool_tokens: usize, kv_pool_bytes: usize) -> EngineConfig {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use engine::plan::{SampleSpec, SequenceId, StepOutput, StepPlan, Wanted as Wish};
-use engine::runner::{LayerObserver, Runner, RunnerError};
+use engine::plan::{BlockId, PlannedSequence, SampleSpec, SequenceId, Span, StepOutput, StepPlan, Wanted as Wish};
+use engine::runner::{LayerObserver, NoObserver, Runner, RunnerError};
 use grammar::Grammars;
 use protocol::sampling::{PromptLogprob, SampledToken};
 
@@ -66,6 +66,60 @@ impl ModelRunner {
             logits: Vec::new(),
             masks: Masks::new(Some(grammars)),
         }
+    }
+
+    /// Tokens of the vocabulary.
+    pub(crate) fn vocab_size(&self) -> usize {
+        self.decoder.vocab_size()
+    }
+
+    /// Logits `[rows][vocab]` of some rows of a sequence, whose earlier rows were computed by earlier calls. For checks: it
+    /// takes the first blocks of the pool.
+    pub(crate) fn logits_of(
+        &mut self,
+        tokens: &[u32],
+        rows: std::ops::Range<usize>,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), RunnerError> {
+        let blocks = self.pool.layout().blocks_for(rows.end);
+        let span = |len: usize| Span {
+            start: 0,
+            len: len as u32,
+        };
+        let plan = StepPlan {
+            step: 1,
+            token_ids: tokens[rows.clone()].to_vec(),
+            block_ids: (0..blocks as u32).map(BlockId).collect(),
+            sequences: vec![PlannedSequence {
+                id: SequenceId(0),
+                owner: SequenceId(0),
+                rows: span(rows.len()),
+                start_position: rows.start as u32,
+                adapter: None,
+                blocks: span(blocks),
+                sample: None,
+                targets: span(0),
+                target_alternatives: 0,
+            }],
+            ..StepPlan::default()
+        };
+        self.checker.check(&plan)?;
+        let wanted = [WantedRows {
+            sequence: 0,
+            first: 0,
+            count: rows.len(),
+        }];
+        let failed = |e: crate::kernels::KernelError| RunnerError::Failed(e.to_string());
+        let mut access = self
+            .pool
+            .claim_plan(&plan)
+            .map_err(|e| RunnerError::InvalidPlan(e.to_string()))?;
+        let computed = self
+            .decoder
+            .forward(&plan, &wanted, &mut access, &mut NoObserver, &mut self.buffers);
+        let (hidden, kernels) = computed.map_err(failed)?;
+        logits.resize(rows.len() * self.decoder.vocab_size(), 0.0);
+        self.decoder.logits(hidden, logits, kernels).map_err(failed)
     }
 
     /// Lists the rows that need logits and why, in the plan's order.

@@ -8,8 +8,9 @@ use model_files::{GgufFile, ModelFiles, ModelFilesError, Source};
 use thiserror::Error;
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::arch::ArchConfig;
 use crate::kernels::{GgmlType, KernelError, Linear, LinearMode, dequantise, embedding_row};
-use crate::tensor_names::{Naming, Part, Tensor};
+use crate::tensor_names::{Naming, Part, Place, Tensor};
 
 mod adapter;
 mod indexed;
@@ -171,6 +172,7 @@ impl Embedding {
 pub(crate) struct WeightLoader<'a> {
     store: Store<'a>,
     naming: Naming,
+    arch: ArchConfig,
     mode: LinearMode,
     /// Threads that pack a matrix.
     threads: usize,
@@ -181,12 +183,12 @@ pub(crate) struct WeightLoader<'a> {
 }
 
 impl<'a> WeightLoader<'a> {
-    /// Opens the weights. `description` is whatever else decides the function they compute; it enters the hash.
+    /// Opens the weights of a model that is described by `arch`, which enters the hash.
     pub(crate) fn open(
         files: &'a ModelFiles,
         mode: LinearMode,
         threads: usize,
-        description: &str,
+        arch: &ArchConfig,
     ) -> Result<Self, WeightError> {
         let (store, naming) = match files.source() {
             Source::Gguf(file) => (Store::Gguf(file), Naming::Gguf),
@@ -196,10 +198,11 @@ impl<'a> WeightLoader<'a> {
             ),
         };
         let mut hash = Xxh3::new();
-        hash.update(description.as_bytes());
+        hash.update(format!("{arch:?}").as_bytes());
         Ok(Self {
             store,
             naming,
+            arch: arch.clone(),
             mode,
             threads,
             hash,
@@ -208,33 +211,71 @@ impl<'a> WeightLoader<'a> {
         })
     }
 
-    /// A tensor of this shape, noted as used and hashed.
-    fn take(&mut self, tensor: Tensor, expected: &[usize]) -> Result<(String, View<'_>), WeightError> {
-        let name = self.naming.name(tensor);
+    /// Some rows of a tensor, noted as used and hashed. The shape that it must have is that of the place and `k`.
+    fn take(&mut self, place: Place, k: Option<usize>) -> Result<(String, View<'_>), WeightError> {
+        let Place { name, outer, rows } = place;
+        let expected: Vec<usize> = outer.iter().copied().chain(k).collect();
         let Some(view) = self.store.find(&name)? else {
-            return Err(WeightError::Missing {
-                name,
-                expected: expected.to_vec(),
-            });
+            return Err(WeightError::Missing { name, expected });
         };
         if view.shape != expected {
             return Err(WeightError::Shape {
                 name,
-                expected: expected.to_vec(),
+                expected,
                 found: view.shape,
             });
         }
+        // The file has as many bytes as the shape says, so the number of rows divides them.
+        let size = view.bytes.len() / outer.iter().product::<usize>().max(1);
+        let bytes = &view.bytes[rows.start * size..rows.end * size];
         self.used.insert(name.clone());
-        self.hash
-            .update(format!("|{name} {} {expected:?}|", view.kind.as_str()).as_bytes());
-        self.hash.update(view.bytes);
-        Ok((name, view))
+        let kind = view.kind.as_str();
+        match rows.len() == outer.iter().product::<usize>() {
+            true => self.hash.update(format!("|{name} {kind} {expected:?}|").as_bytes()),
+            false => self
+                .hash
+                .update(format!("|{name} {kind} {expected:?} {rows:?}|").as_bytes()),
+        }
+        self.hash.update(bytes);
+        Ok((name, View { bytes, ..view }))
+    }
+
+    /// Where a whole tensor of so many rows is.
+    fn whole(&self, tensor: Tensor, outer: &[usize]) -> Place {
+        Place {
+            name: self.naming.name(tensor),
+            outer: outer.to_vec(),
+            rows: 0..outer.iter().product(),
+        }
+    }
+
+    /// Whether the files have a tensor.
+    pub(crate) fn has(&self, tensor: Tensor) -> Result<bool, WeightError> {
+        Ok(self.store.find(&self.naming.name(tensor))?.is_some())
     }
 
     /// A vector of `n` numbers.
     pub(crate) fn vector(&mut self, tensor: Tensor, n: usize) -> Result<Vec<f32>, WeightError> {
-        let (name, view) = self.take(tensor, &[n])?;
+        let (name, view) = self.take(self.whole(tensor, &[n]), None)?;
         let mut out = vec![0.0; n];
+        dequantise(view.kind, view.bytes, &mut out).map_err(|source| WeightError::Kernel { name, source })?;
+        Ok(out)
+    }
+
+    /// Weights of a norm of `n` numbers, as they are multiplied.
+    pub(crate) fn norm(&mut self, tensor: Tensor, n: usize) -> Result<Vec<f32>, WeightError> {
+        let mut weights = self.vector(tensor, n)?;
+        // Not a factor of 1 + x where there is nothing to add: 0 + -0 is not -0.
+        if self.arch.norm_offset != 0.0 {
+            weights.iter_mut().for_each(|weight| *weight += self.arch.norm_offset);
+        }
+        Ok(weights)
+    }
+
+    /// The numbers of a tensor with rows of `k`.
+    pub(crate) fn floats(&mut self, tensor: Tensor, outer: &[usize], k: usize) -> Result<Vec<f32>, WeightError> {
+        let (name, view) = self.take(self.whole(tensor, outer), Some(k))?;
+        let mut out = vec![0.0; outer.iter().product::<usize>() * k];
         dequantise(view.kind, view.bytes, &mut out).map_err(|source| WeightError::Kernel { name, source })?;
         Ok(out)
     }
@@ -246,6 +287,8 @@ impl<'a> WeightLoader<'a> {
         match (self.mode, tensor) {
             (LinearMode::Quantised, Tensor::Head) => LinearMode::Precise,
             (LinearMode::Quantised, Tensor::Weight(_, Part::Query | Part::Key | Part::Value)) => LinearMode::Precise,
+            // Which experts a token gets hangs on small differences.
+            (LinearMode::Quantised, Tensor::Latent(..) | Tensor::Router(..)) => LinearMode::Precise,
             (mode, _) => mode,
         }
     }
@@ -253,7 +296,8 @@ impl<'a> WeightLoader<'a> {
     /// A matrix of `n` outputs and `k` inputs, packed.
     pub(crate) fn matrix(&mut self, tensor: Tensor, n: usize, k: usize) -> Result<Linear, WeightError> {
         let (mode, threads) = (self.mode_of(tensor), self.threads);
-        let (name, view) = self.take(tensor, &[n, k])?;
+        let place = self.naming.place(&self.arch, tensor, n);
+        let (name, view) = self.take(place, Some(k))?;
         let kind = view.kind;
         let packed = Linear::from_ggml_on(kind, n, k, view.bytes, mode, threads)
             .map_err(|source| WeightError::Kernel { name, source })?;
@@ -277,7 +321,7 @@ impl<'a> WeightLoader<'a> {
         tied: bool,
     ) -> Result<(Embedding, Option<Linear>), WeightError> {
         let (mode, threads) = (self.mode_of(Tensor::Head), self.threads);
-        let (name, view) = self.take(Tensor::Embedding, &[vocab, hidden])?;
+        let (name, view) = self.take(self.whole(Tensor::Embedding, &[vocab]), Some(hidden))?;
         let packed = tied
             .then(|| Linear::from_ggml_on(view.kind, vocab, hidden, view.bytes, mode, threads))
             .transpose();
@@ -308,9 +352,25 @@ impl<'a> WeightLoader<'a> {
                 "no kernel for weights of this type: they become f32, larger and slower"
             );
         }
+        let (layers, more) = (self.arch.num_layers, self.arch.prediction_layers);
         let harmless = |name: &str| {
-            // Buffers that old checkpoints store, and a copy of the embedding.
-            name.ends_with(".rotary_emb.inv_freq") || tied && name == Naming::HuggingFace.name(Tensor::Head)
+            let layer = || {
+                name.strip_prefix("model.layers.")?
+                    .split('.')
+                    .next()?
+                    .parse::<usize>()
+                    .ok()
+            };
+            // Buffers that old checkpoints store, a copy of the embedding, and what is in the description already.
+            name.ends_with(".rotary_emb.inv_freq")
+                || tied && name == Naming::HuggingFace.name(Tensor::Head)
+                || [
+                    "rope_freqs.weight",
+                    "rope_factors_short.weight",
+                    "rope_factors_long.weight",
+                ]
+                .contains(&name)
+                || more > 0 && layer().is_some_and(|layer| (layers..layers + more).contains(&layer))
         };
         let mut unused: Vec<&str> = self
             .store

@@ -24,6 +24,7 @@ fn config(block_tokens: u32, dtype: KvDtype) -> FakeConfig {
             head_dim: 4,
             block_tokens,
             dtype,
+            latent: false,
         },
         total_blocks: 16_384 / block_tokens as usize,
         vocab_size: 300,

@@ -16,6 +16,7 @@ fn layout(dtype: KvDtype) -> KvLayout {
         head_dim: 80,
         block_tokens: 4,
         dtype,
+        latent: false,
     }
 }
 

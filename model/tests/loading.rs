@@ -59,8 +59,8 @@ fn gguf(key: &str, value: Option<Meta>, words: &[&str]) {
 #[test]
 fn other_architectures_are_named_with_the_supported_ones() {
     directory(
-        |c| c.config["architectures"] = json!(["Qwen3ForCausalLM"]),
-        &["Qwen3ForCausalLM", "LlamaForCausalLM"],
+        |c| c.config["architectures"] = json!(["MambaForCausalLM"]),
+        &["MambaForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM"],
     );
     directory(
         |c| c.config["architectures"] = json!(null),
@@ -68,23 +68,30 @@ fn other_architectures_are_named_with_the_supported_ones() {
     );
     gguf(
         "general.architecture",
-        Some(Meta::Text("gemma3".into())),
-        &["gemma3", "supported are llama"],
+        Some(Meta::Text("mamba".into())),
+        &["mamba", "supported are llama", "gemma3"],
     );
     gguf("general.architecture", None, &["general.architecture"]);
 }
 
 #[test]
 fn features_that_are_not_computed_are_named() {
+    let spiral = json!({"rope_theta": 500000.0, "rope_type": "spiral", "factor": 8.0});
+    directory(
+        move |c| c.config["rope_parameters"] = spiral,
+        &["rope_parameters.rope_type", "spiral", "default"],
+    );
     let llama3 = json!({"rope_theta": 500000.0, "rope_type": "llama3", "factor": 8.0});
     directory(
         move |c| c.config["rope_parameters"] = llama3,
-        &["rope_parameters.rope_type", "llama3", "default"],
+        &["rope_parameters.low_freq_factor", "missing", "llama3"],
     );
-    let scaling = json!({"type": "linear", "factor": 2.0});
     directory(
-        move |c| c.config["rope_scaling"] = scaling,
-        &["rope_scaling.type", "linear"],
+        |c| {
+            c.config["architectures"] = json!(["Qwen2ForCausalLM"]);
+            c.config["layer_types"] = json!(["full_attention", "linear_attention", "full_attention"]);
+        },
+        &["layer_types", "linear_attention", "sliding_attention"],
     );
     directory(
         |c| c.config["hidden_act"] = json!("gelu"),
@@ -92,29 +99,15 @@ fn features_that_are_not_computed_are_named() {
     );
     gguf(
         "llama.rope.scaling.type",
-        Some(Meta::Text("yarn".into())),
-        &["llama.rope.scaling.type", "yarn"],
+        Some(Meta::Text("spiral".into())),
+        &["llama.rope.scaling.type", "spiral"],
     );
     gguf(
-        "llama.rope.scale_linear",
-        Some(Meta::F32(2.0)),
-        &["llama.rope.scale_linear", "2"],
-    );
-    gguf(
-        "llama.expert_count",
+        "llama.attention.value_length",
         Some(Meta::U32(8)),
-        &["llama.expert_count", "8", "dense"],
+        &["llama.attention.value_length", "8", "key"],
     );
-    gguf(
-        "llama.attention.sliding_window",
-        Some(Meta::U32(128)),
-        &["sliding_window", "128"],
-    );
-    gguf(
-        "llama.rope.dimension_count",
-        Some(Meta::U32(8)),
-        &["llama.rope.dimension_count", "8"],
-    );
+    gguf("llama.expert_count", Some(Meta::U32(8)), &["llama.expert_used_count"]);
 }
 
 #[test]
@@ -130,6 +123,19 @@ fn values_that_make_no_sense_are_named() {
     directory(|c| c.config["hidden_size"] = json!("64"), &["hidden_size", "\"64\""]);
     directory(|c| c.config["vocab_size"] = json!(null), &["vocab_size", "missing"]);
     directory(|c| c.config["head_dim"] = json!(15), &["head size", "15", "even"]);
+    directory(
+        |c| c.config["hidden_size"] = json!(1_u64 << 40),
+        &["hidden size", "1099511627776", "16777216"],
+    );
+    directory(
+        |c| c.config["rope_parameters"]["partial_rotary_factor"] = json!(1.5),
+        &["partial_rotary_factor", "1.5", "at most 1"],
+    );
+    gguf(
+        "llama.rope.dimension_count",
+        Some(Meta::U32(18)),
+        &["rotated width", "18", "head size"],
+    );
     directory(
         |c| c.config["num_attention_heads"] = json!(0),
         &["number of heads", "0"],
@@ -271,6 +277,7 @@ fn the_layout_and_the_identity_say_what_was_loaded() {
         head_dim: 16,
         block_tokens: 32,
         dtype: KvDtype::F16,
+        latent: false,
     };
     assert_eq!(
         (loaded.layout, *loaded.pool.layout(), loaded.pool.total_blocks()),
@@ -368,4 +375,61 @@ fn both_forms_of_rope_settings_are_read() {
     let hash = |path| load(path).unwrap().identity.weights_hash;
     assert_eq!(hash(&older), hash(&newer));
     assert_ne!(hash(&older), hash(&tiny_llama()));
+}
+
+#[test]
+fn experts_that_make_no_sense_are_named() {
+    let family = |name: &str, change: &dyn Fn(&mut serde_json::Value), words: &[&str]| {
+        let (_keep, path) = temporary("model");
+        fs::create_dir_all(&path).unwrap();
+        let from = support::fixture(name);
+        let mut config = support::read_json(&from.join("config.json"));
+        change(&mut config);
+        fs::write(path.join("config.json"), config.to_string()).unwrap();
+        for file in ["model.safetensors", "tokenizer.json"] {
+            fs::copy(from.join(file), path.join(file)).unwrap();
+        }
+        refused(&path, words);
+    };
+    family(
+        "mixtral",
+        &|c| c["num_experts_per_tok"] = json!(5),
+        &["token's experts", "5", "4"],
+    );
+    family(
+        "mixtral",
+        &|c| c["num_local_experts"] = json!(5),
+        &["block_sparse_moe.gate.weight", "[4, 64]", "[5, 64]"],
+    );
+    family(
+        "deepseek-v3",
+        &|c| c["n_group"] = json!(3),
+        &["groups of experts", "3", "divisor"],
+    );
+    family(
+        "deepseek-v3",
+        &|c| c["topk_method"] = json!("random"),
+        &["topk_method", "random", "greedy"],
+    );
+    family(
+        "deepseek-v3",
+        &|c| c["attention_bias"] = json!(true),
+        &["attention_bias", "latent"],
+    );
+    family(
+        "deepseek-v3",
+        &|c| c["kv_lora_rank"] = json!(0),
+        &["rank of keys and values", "0"],
+    );
+    family(
+        "qwen3-moe",
+        &|c| c["moe_intermediate_size"] = json!(null),
+        &["moe_intermediate_size", "missing"],
+    );
+    family("gemma3", &|c| c["sliding_window"] = json!(0), &["sliding window", "0"]);
+    family(
+        "phi3",
+        &|c| c["hidden_act"] = json!("relu"),
+        &["hidden_act", "relu", "gelu_pytorch_tanh"],
+    );
 }

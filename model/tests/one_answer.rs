@@ -2,46 +2,9 @@
 
 mod support;
 
-use std::path::Path;
-
 use config::{Compute, KvDtypeConfig};
-use support::one_answer::{alone, cases, handed_over, preempted, run};
-use support::{Bench, Setup, smollm2, tiny_llama};
-
-/// `variants`: (chunk, batch, block size, threads).
-fn same_bits(path: &Path, setup: Setup, longest: usize, vocab: u32, variants: &[(usize, usize, usize, usize)]) {
-    let outputs = 6;
-    let cases = cases(16, longest, vocab);
-    let expected = alone(&mut setup.bench(path), &cases, outputs);
-    let distinct: std::collections::HashSet<_> = expected.iter().map(|b| b.tokens.clone()).collect();
-    assert!(distinct.len() > 12, "the cases are too alike to show a mix-up");
-    for &(chunk, batch, block_tokens, threads) in variants {
-        let mut bench = Setup {
-            block_tokens,
-            threads,
-            ..setup
-        }
-        .bench(path);
-        let found = run(&mut bench, &cases, chunk, batch, outputs);
-        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            assert_eq!(
-                found, expected,
-                "case {i}, chunk {chunk}, batch {batch}, block {block_tokens}, {threads} threads"
-            );
-        }
-    }
-    assert_eq!(
-        preempted(&mut setup.bench(path), &cases, outputs),
-        expected,
-        "after preemption"
-    );
-    let (a, b) = (setup.load(path), setup.load(path));
-    let total = a.pool.total_blocks();
-    let mut prefill = Bench::new(a.runner, setup.block_tokens, total);
-    let mut decode = Bench::new(b.runner, setup.block_tokens, total);
-    let found = handed_over((&mut prefill, &a.pool), (&mut decode, &b.pool), &cases, outputs);
-    assert_eq!(found, expected, "after the hand-over");
-}
+use support::one_answer::same_bits;
+use support::{Setup, smollm2, tiny_llama};
 
 const WHOLE: usize = usize::MAX;
 

@@ -159,6 +159,7 @@ fn the_fake_refuses_wrong_plans() {
                 head_dim: 4,
                 block_tokens: 16,
                 dtype: KvDtype::F16,
+                latent: false,
             },
             total_blocks: 512,
             vocab_size: 512,

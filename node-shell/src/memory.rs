@@ -165,6 +165,7 @@ mod tests {
             head_dim: 64,
             block_tokens: 16,
             dtype: KvDtype::F32,
+            latent: false,
         };
         let pool = Arc::new(KvPool::new(layout, 1024).unwrap());
         let size = (1024 * layout.block_bytes()) as u64;

@@ -57,7 +57,7 @@ impl KvDtype {
 ///
 /// The canonical order of bytes is (layer, block, kv head). There lie, little-endian: the keys \[dim\]\[token\], the
 /// values \[token\]\[dim\], and where the type has scales those of the keys \[token\] and those of the values
-/// \[token\].
+/// \[token\]. A latent cache has neither values nor their scales.
 /// Keys are transposed so that a vector holds one dimension of neighbouring tokens: a query then meets 16 keys at
 /// once, without a shuffle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
@@ -72,6 +72,8 @@ pub struct KvLayout {
     pub block_tokens: u32,
     /// Element type.
     pub dtype: KvDtype,
+    /// Latent attention: a head's key is its value as well, and is there once.
+    pub latent: bool,
 }
 
 impl KvLayout {
@@ -80,7 +82,8 @@ impl KvLayout {
         let row = self.head_dim as usize * self.dtype.size() + self.dtype.scale_bytes();
         // Without elements there is nothing to scale.
         let row = if self.head_dim == 0 { 0 } else { row };
-        2 * self.num_kv_heads as usize * self.block_tokens as usize * row
+        let halves = if self.latent { 1 } else { 2 };
+        halves * self.num_kv_heads as usize * self.block_tokens as usize * row
     }
 
     /// Bytes of one block in all layers.
@@ -98,10 +101,11 @@ impl fmt::Display for KvLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} layers x {} kv heads x {} dims, {} tokens a block, {}",
+            "{} layers x {} kv heads x {} dims{}, {} tokens a block, {}",
             self.num_layers,
             self.num_kv_heads,
             self.head_dim,
+            if self.latent { " (latent)" } else { "" },
             self.block_tokens,
             self.dtype.as_str()
         )

@@ -35,6 +35,7 @@ pub const LAYOUT: KvLayout = KvLayout {
     head_dim: 2,
     block_tokens: BLOCK_TOKENS as u32,
     dtype: KvDtype::F32,
+    latent: false,
 };
 
 /// What a node says that it serves.

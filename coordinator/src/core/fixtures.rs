@@ -176,6 +176,7 @@ pub(crate) fn hello(role: Role, node: &str, boot: u64, total_blocks: u32) -> Hel
             head_dim: 4,
             block_tokens: BLOCK_TOKENS,
             dtype: KvDtype::F32,
+            latent: false,
         },
         total_blocks,
         max_num_seqs: 16,

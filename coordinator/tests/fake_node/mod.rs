@@ -375,6 +375,7 @@ pub fn hello(role: Role, node: &str, boot: u64) -> Hello {
             head_dim: 2,
             block_tokens: 4,
             dtype: KvDtype::F32,
+            latent: false,
         },
         total_blocks: 100,
         max_num_seqs: 16,

@@ -37,6 +37,7 @@ pub(crate) const LAYOUT: KvLayout = KvLayout {
     head_dim: 4,
     block_tokens: 16,
     dtype: KvDtype::F16,
+    latent: false,
 };
 const BLOCKS: usize = 256;
 

@@ -31,6 +31,7 @@ const LAYOUT: KvLayout = KvLayout {
     head_dim: 8,
     block_tokens: 4,
     dtype: KvDtype::F16,
+    latent: false,
 };
 const FINGERPRINT: Fingerprint = Fingerprint(7);
 const TICKET: Ticket = Ticket(0xabcd);

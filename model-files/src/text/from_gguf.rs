@@ -6,6 +6,7 @@ use tokenizers::{AddedToken, Tokenizer};
 use super::bytes::{ByteRule, TokenTable};
 use super::hash;
 use super::pre_tokenizer::PreTokenizer;
+use super::sentence_piece::{self, Piece};
 use super::template::ChatTemplate;
 use super::tokenizer::TextTokenizer;
 use super::{GenerationDefaults, TextModel};
@@ -23,12 +24,17 @@ pub(crate) const KEY_BOS: &str = "tokenizer.ggml.bos_token_id";
 pub(crate) const KEY_EOS: &str = "tokenizer.ggml.eos_token_id";
 pub(crate) const KEY_ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 pub(crate) const KEY_ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
+const KEY_UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
 pub(crate) const KEY_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 
 /// Keys of tokens that end a turn or a message, beside the end-of-text token.
 const MORE_END_KEYS: [&str; 2] = ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
 /// Names of end-of-turn tokens: older converters wrote no key for them.
 const END_OF_TURN_NAMES: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"];
+
+/// Longest piece of a SentencePiece vocabulary; the longest known ones are a tenth of this. All ways to cut each in two are
+/// looked at.
+const MAX_PIECE_BYTES: usize = 512;
 
 /// What `tokenizer.ggml.token_type` says of a token (ids of the GGUF specification).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +66,34 @@ impl TokenKind {
     }
 }
 
+/// The two families of tokenizers.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    /// Byte-level BPE, with the rule that cuts text in pieces.
+    Bytes(PreTokenizer),
+    /// SentencePiece. `prefix`: a space is put in front of a text.
+    Sentence { prefix: bool },
+}
+
+impl Kind {
+    fn rule(self) -> ByteRule {
+        match self {
+            Self::Bytes(_) => ByteRule::ByteLevel,
+            Self::Sentence { prefix } => ByteRule::Sentence {
+                strip_leading_spaces: usize::from(prefix),
+            },
+        }
+    }
+
+    /// Whether a begin-of-text token is put in front when the file does not say.
+    fn adds_bos_by_default(self) -> bool {
+        match self {
+            Self::Bytes(pre) => pre.adds_bos_by_default(),
+            Self::Sentence { .. } => true,
+        }
+    }
+}
+
 struct Vocabulary<'a> {
     tokens: Vec<&'a str>,
     kinds: Vec<TokenKind>,
@@ -68,21 +102,21 @@ struct Vocabulary<'a> {
 pub(crate) fn load(files: &ModelFiles, file: &GgufFile) -> Result<TextModel, ModelFilesError> {
     let architecture = file.require_string("general.architecture")?;
     let vocabulary = read_vocabulary(file)?;
-    let pre = read_pre_tokenizer(file)?;
+    let kind = read_kind(file)?;
     let bos_token_id = token_id(file, KEY_BOS, &vocabulary)?;
     let eos_token_id = token_id(file, KEY_EOS, &vocabulary)?;
-    let add_bos = file.bool(KEY_ADD_BOS)?.unwrap_or_else(|| pre.adds_bos_by_default());
+    let add_bos = file.bool(KEY_ADD_BOS)?.unwrap_or_else(|| kind.adds_bos_by_default());
     let prefix = around(file, KEY_ADD_BOS, add_bos, KEY_BOS, bos_token_id)?;
     let add_eos = file.bool(KEY_ADD_EOS)?.unwrap_or(false);
     let suffix = around(file, KEY_ADD_EOS, add_eos, KEY_EOS, eos_token_id)?;
-    let (tokenizer, table) = build(file, &vocabulary, pre)?;
+    let (tokenizer, table) = build(file, &vocabulary, kind)?;
 
     let text_of = |id: Option<u32>| id.map_or("", |id| vocabulary.tokens[id as usize]);
     let chat_template = file
         .string("tokenizer.chat_template")?
         .map(|source| ChatTemplate::new(source, text_of(bos_token_id), text_of(eos_token_id)));
     Ok(TextModel {
-        tokenizer: TextTokenizer::new(tokenizer, table, ByteRule::ByteLevel, prefix, suffix),
+        tokenizer: TextTokenizer::new(tokenizer, table, kind.rule(), prefix, suffix),
         eos_token_ids: end_tokens(file, &vocabulary, eos_token_id)?,
         bos_token_id,
         add_bos,
@@ -136,15 +170,18 @@ fn read_vocabulary(file: &GgufFile) -> Result<Vocabulary<'_>, ModelFilesError> {
     Ok(Vocabulary { tokens, kinds })
 }
 
-fn read_pre_tokenizer(file: &GgufFile) -> Result<PreTokenizer, ModelFilesError> {
+fn read_kind(file: &GgufFile) -> Result<Kind, ModelFilesError> {
     match file.require_string(KEY_MODEL)? {
         "gpt2" => {}
         "llama" => {
-            let wanted = "\"gpt2\" (SentencePiece vocabularies from GGUF are not supported yet; use a model directory with \
-                          tokenizer.json)";
-            return Err(kind_error(file, KEY_MODEL, "the string \"llama\"", wanted));
+            return Ok(Kind::Sentence {
+                prefix: file.bool(KEY_SPACE_PREFIX)?.unwrap_or(true),
+            });
         }
-        other => return Err(kind_error(file, KEY_MODEL, format!("the string {other:?}"), "\"gpt2\"")),
+        other => {
+            let wanted = "\"gpt2\" or \"llama\"";
+            return Err(kind_error(file, KEY_MODEL, format!("the string {other:?}"), wanted));
+        }
     }
     if file.bool(KEY_SPACE_PREFIX)?.unwrap_or(false) {
         return Err(kind_error(
@@ -155,7 +192,9 @@ fn read_pre_tokenizer(file: &GgufFile) -> Result<PreTokenizer, ModelFilesError> 
         ));
     }
     let name = file.string(KEY_PRE)?.unwrap_or("default");
-    PreTokenizer::from_name(name).map_err(|wanted| kind_error(file, KEY_PRE, format!("the string {name:?}"), wanted))
+    PreTokenizer::from_name(name)
+        .map(Kind::Bytes)
+        .map_err(|wanted| kind_error(file, KEY_PRE, format!("the string {name:?}"), wanted))
 }
 
 fn token_id(file: &GgufFile, key: &str, vocabulary: &Vocabulary<'_>) -> Result<Option<u32>, ModelFilesError> {
@@ -231,14 +270,41 @@ fn read_merges(file: &GgufFile) -> Result<Vec<(String, String)>, ModelFilesError
     Ok(merges)
 }
 
-fn build(
-    file: &GgufFile,
-    vocabulary: &Vocabulary<'_>,
-    pre: PreTokenizer,
-) -> Result<(Tokenizer, TokenTable), ModelFilesError> {
+/// The pieces that text can become, each with its score.
+fn read_pieces<'a>(file: &GgufFile, vocabulary: &Vocabulary<'a>) -> Result<Vec<Piece<'a>>, ModelFilesError> {
+    let wanted = "an array with a float per token";
+    let scores = file
+        .array(KEY_SCORES, wanted, |value| {
+            value.as_f64().filter(|score| !score.is_nan())
+        })?
+        .ok_or_else(|| file.error(GgufProblem::MissingKey(KEY_SCORES.into())))?;
+    if scores.len() != vocabulary.tokens.len() {
+        let found = format!("an array of {} numbers", scores.len());
+        let wanted = format!("one per token, {}", vocabulary.tokens.len());
+        return Err(kind_error(file, KEY_SCORES, found, wanted));
+    }
+    let mut tokens = vocabulary.tokens.iter().enumerate();
+    if let Some((id, token)) = tokens.find(|(_, token)| token.len() > MAX_PIECE_BYTES) {
+        let found = format!("a token of {} bytes at index {id}", token.len());
+        let wanted = format!("tokens of at most {MAX_PIECE_BYTES} bytes");
+        return Err(kind_error(file, KEY_TOKENS, found, wanted));
+    }
+    let tokens = (0..).zip(vocabulary.tokens.iter().zip(&vocabulary.kinds).zip(scores));
+    let normal = tokens.filter(|(_, ((_, kind), _))| **kind == TokenKind::Normal);
+    Ok(normal
+        .map(|(id, ((&text, _), score))| Piece {
+            text,
+            id,
+            score: score as f32,
+        })
+        .collect())
+}
+
+fn build(file: &GgufFile, vocabulary: &Vocabulary<'_>, kind: Kind) -> Result<(Tokenizer, TokenTable), ModelFilesError> {
     let mut ids = Vocab::new();
     let mut table = TokenTable::default();
     let mut added = Vec::new();
+    let rule = kind.rule();
     for (id, (&token, &kind)) in (0_u32..).zip(vocabulary.tokens.iter().zip(&vocabulary.kinds)) {
         if let Some(first) = ids.get(token) {
             if kind != TokenKind::Unused {
@@ -249,7 +315,7 @@ fn build(
             ids.insert(token.to_string(), id);
         }
         match kind {
-            TokenKind::Normal | TokenKind::Byte => table.push(&ByteRule::ByteLevel.bytes(token), false),
+            TokenKind::Normal | TokenKind::Byte => table.push(&rule.bytes(token), false),
             _ => table.push(token.as_bytes(), kind.is_special()),
         }
         if matches!(kind, TokenKind::Control | TokenKind::UserDefined | TokenKind::Unknown) && !token.is_empty() {
@@ -257,14 +323,28 @@ fn build(
         }
     }
     let wrong = |what: String| ModelFilesError::invalid(file.path(), what);
-    let model = BPE::builder()
-        .vocab_and_merges(ids, read_merges(file)?)
-        .ignore_merges(pre.ignores_merges())
-        .build()
-        .map_err(|error| wrong(format!("key `{KEY_MERGES}` does not fit the vocabulary: {error}")))?;
-    let mut tokenizer = Tokenizer::new(model);
-    tokenizer.with_normalizer(pre.normalizer());
-    tokenizer.with_pre_tokenizer(Some(pre.build().map_err(wrong)?));
+    let mut tokenizer = match kind {
+        Kind::Bytes(pre) => {
+            let model = BPE::builder()
+                .vocab_and_merges(ids, read_merges(file)?)
+                .ignore_merges(pre.ignores_merges())
+                .build()
+                .map_err(|error| wrong(format!("key `{KEY_MERGES}` does not fit the vocabulary: {error}")))?;
+            let mut tokenizer = Tokenizer::new(model);
+            tokenizer.with_normalizer(pre.normalizer());
+            tokenizer.with_pre_tokenizer(Some(pre.build().map_err(wrong)?));
+            tokenizer
+        }
+        Kind::Sentence { prefix } => {
+            let pieces = read_pieces(file, vocabulary)?;
+            let merges = sentence_piece::merges(&pieces);
+            let unknown = token_id(file, KEY_UNKNOWN, vocabulary)?.map(|id| vocabulary.tokens[id as usize]);
+            let model = sentence_piece::model(ids, merges, unknown).map_err(wrong)?;
+            let mut tokenizer = Tokenizer::new(model);
+            tokenizer.with_normalizer(Some(sentence_piece::normalizer(prefix).map_err(wrong)?));
+            tokenizer
+        }
+    };
     tokenizer.add_tokens(&added);
     Ok((tokenizer, table))
 }

@@ -23,6 +23,7 @@ pub(crate) fn attention(bench: &Bench, c: &mut Criterion) {
                 (4096, 1, 16),
             ] {
                 let kv = KvShape {
+                    latent: false,
                     num_kv_heads: kv_heads,
                     head_dim: dim,
                     block_tokens: 16,
@@ -102,6 +103,7 @@ impl Ready {
             num_heads: case.heads,
             scale: 1.0 / (case.kv.head_dim as f32).sqrt(),
             window: None,
+            cap: None,
         };
         let each = self.blocks.len() / case.batch;
         let sequences: Vec<SequenceRows<'_>> = (0..case.batch)

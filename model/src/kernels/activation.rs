@@ -4,7 +4,7 @@ use super::KernelError;
 use super::cpu::Cpu;
 use super::dispatch::{self, Kernel};
 use super::lanes::{LANES, Lanes};
-use super::math::{exp, load_part, store_part};
+use super::math::{exp, load_part, soft_cap, store_part};
 
 /// x += y, element by element.
 ///
@@ -26,6 +26,26 @@ pub fn add_bias(cpu: &Cpu, x: &mut [f32], bias: &[f32]) -> Result<(), KernelErro
         dispatch::run(cpu, Add { x: row, y: bias });
     }
     Ok(())
+}
+
+/// x += factor * y, element by element, the product rounded before it is added.
+///
+/// # Errors
+/// If the lengths differ.
+pub fn add_scaled(cpu: &Cpu, x: &mut [f32], y: &[f32], factor: f32) -> Result<(), KernelError> {
+    KernelError::check("length of an addition's second term", x.len(), y.len())?;
+    dispatch::run(cpu, AddScaled { x, y, factor });
+    Ok(())
+}
+
+/// x = factor * x, and if there is a cap, x = cap * tanh(x / cap), element by element.
+pub fn scale_and_cap(cpu: &Cpu, x: &mut [f32], factor: f32, cap: Option<f32>) {
+    dispatch::run(cpu, ScaleAndCap { x, factor, cap });
+}
+
+/// x = 1 / (1 + e^-x), element by element.
+pub fn sigmoid(cpu: &Cpu, x: &mut [f32]) {
+    dispatch::run(cpu, Sigmoid { x });
 }
 
 /// gate = silu(gate) * up, with silu(g) = g / (1 + e^-g).
@@ -86,6 +106,58 @@ impl Kernel for Add<'_> {
     fn run<S: Lanes>(self) {
         for (x, y) in self.x.iter_mut().zip(self.y) {
             *x += y;
+        }
+    }
+}
+
+struct AddScaled<'a> {
+    x: &'a mut [f32],
+    y: &'a [f32],
+    factor: f32,
+}
+
+impl Kernel for AddScaled<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        for (x, y) in self.x.iter_mut().zip(self.y) {
+            *x += self.factor * y;
+        }
+    }
+}
+
+struct ScaleAndCap<'a> {
+    x: &'a mut [f32],
+    factor: f32,
+    cap: Option<f32>,
+}
+
+impl Kernel for ScaleAndCap<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        for at in (0..self.x.len()).step_by(LANES) {
+            let mut v: S = load_part::<S>(self.x, at).mul(S::splat(self.factor));
+            if let Some(cap) = self.cap {
+                v = soft_cap(v, cap, -2.0 / cap);
+            }
+            store_part(v, self.x, at);
+        }
+    }
+}
+
+struct Sigmoid<'a> {
+    x: &'a mut [f32],
+}
+
+impl Kernel for Sigmoid<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Lanes>(self) {
+        let one = S::splat(1.0);
+        for at in (0..self.x.len()).step_by(LANES) {
+            let power = exp(S::splat(0.0).sub(load_part(self.x, at)));
+            store_part(one.div(one.add(power)), self.x, at);
         }
     }
 }

@@ -3,13 +3,14 @@
 //! What one (row, head) computes is fixed by its position alone. Keys are taken in chunks of
 //! [`CHUNK`], which start at multiples of `CHUNK` of the position. Each chunk for itself:
 //! 1. score\[j\] = sum over d, in order, of q'\[d\] * k\[j\]\[d\], where q' = q * (scale * log2(e));
+//!    With a cap c, the score becomes c' * tanh(score / c'), where c' = c * log2(e);
 //! 2. m = largest score; p\[j\] = 2^(score\[j\] - m); s = the p summed in 16 lanes by j % 16, then as a tree;
 //! 3. o\[d\] = sum over j, in order, of p\[j\] * v\[j\]\[d\].
 //!
 //! The chunks are then merged in order: M' = max(M, m), a = 2^(M - M'), b = 2^(m - M'), S = S * a + s * b,
 //! O = O * a + o * b, from M = -infinity, S = 0, O = 0. At the end O / S. (The blockwise soft-max of Milakov and
 //! Gimelshein, as FlashAttention uses it, with chunks that can be computed apart.) Where elements have scales, k and v
-//! stand for the stored whole numbers, the score is multiplied by the key's scale, and p by the value's in step 3 alone.
+//! stand for the stored whole numbers, the score is multiplied by the key's scale (before it is capped), and p by the value's in step 3 alone.
 //!
 //! So the order of work is free: rows that share keys are worked on together ([`super::attention_shared`]), a row alone
 //! reads its keys and values once, straight from the cache ([`super::attention_single`]), and its chunks may be spread
@@ -53,9 +54,17 @@ pub struct AttentionShape {
     pub scale: f32,
     /// A row sees the last `window` positions, its own included; `None`: all.
     pub window: Option<usize>,
+    /// Scores s become cap * tanh(s / cap); `None`: they stay.
+    pub cap: Option<f32>,
 }
 
 impl AttentionShape {
+    /// The cap of scores that have the factor log2(e).
+    #[inline(always)]
+    pub(super) fn log2_cap(&self) -> Option<f32> {
+        self.cap.map(|cap| cap * std::f32::consts::LOG2_E)
+    }
+
     /// Query heads of a KV head.
     #[inline(always)]
     pub(super) fn group(&self) -> usize {
@@ -319,10 +328,11 @@ impl PagedAttention<'_> {
         positions.div_ceil(self.shape.kv.block_tokens)
     }
 
-    /// Whether a row can be computed straight from the cache: whole vectors of keys and of dimensions.
+    /// Whether a row can be computed straight from the cache: whole vectors of keys and of dimensions. Keys that are values
+    /// as well must be turned first.
     fn vectors_fit(&self) -> bool {
         let kv = &self.shape.kv;
-        kv.block_tokens.is_multiple_of(LANES) && kv.head_dim.is_multiple_of(LANES)
+        !kv.latent && kv.block_tokens.is_multiple_of(LANES) && kv.head_dim.is_multiple_of(LANES)
     }
 
     /// Some rows of a sequence, counted from its first, whose blocks begin at `table`; for the first KV head.

@@ -8,7 +8,7 @@ use super::attention::{Call, Merge};
 use super::dispatch::Kernel;
 use super::kv_block::KvShape;
 use super::lanes::{LANES, Lanes};
-use super::math::{exp2, load_part};
+use super::math::{exp2, load_part, soft_cap};
 use super::pack::Line;
 
 /// Keys of a chunk. Part of the numerics: see the text of [`super::attention`].
@@ -46,10 +46,13 @@ impl Scales {
     #[inline(always)]
     pub(super) unsafe fn read(&mut self, kv: &KvShape, head: *const u8, slots: Range<usize>, at: usize) {
         let from = head.wrapping_add(kv.scale_at(slots.start));
-        for (lines, from) in [
-            (&mut self.keys, from),
-            (&mut self.values, from.wrapping_add(kv.block_tokens * size_of::<f32>())),
-        ] {
+        // A key that is the value as well has one scale.
+        let behind = if kv.latent {
+            0
+        } else {
+            kv.block_tokens * size_of::<f32>()
+        };
+        for (lines, from) in [(&mut self.keys, from), (&mut self.values, from.wrapping_add(behind))] {
             let to = &mut lines.as_flattened_mut()[at..at + slots.len()];
             // SAFETY: the block has a little-endian f32 for each of the slots, by the caller's word.
             unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr().cast(), size_of_val(to)) };
@@ -195,8 +198,29 @@ pub(super) struct Part<'a> {
 }
 
 /// Step 2: turns a chunk's scores into weights for the values and returns (m, s). `seen` counts from the chunk's start.
+/// `cap` is that of the scores as they are here, with the factor log2(e).
 #[inline(always)]
-pub(super) fn weigh<S: Lanes>(scores: &mut [Line], seen: Range<usize>, scales: Option<&Scales>) -> (f32, f32) {
+pub(super) fn weigh<S: Lanes>(
+    scores: &mut [Line],
+    seen: Range<usize>,
+    scales: Option<&Scales>,
+    cap: Option<f32>,
+) -> (f32, f32) {
+    let tiles = seen.start / LANES..seen.end.div_ceil(LANES);
+    let capped;
+    let scales = match (cap, scales) {
+        (None, scales) => scales,
+        (Some(cap), None) => {
+            cap_scores::<S>(&mut scores[tiles], None, cap);
+            None
+        }
+        (Some(cap), Some(scales)) => {
+            cap_scores::<S>(&mut scores[tiles.clone()], Some(&scales.keys[tiles]), cap);
+            let keys = [Line([1.0; LANES]); TILES];
+            capped = Scales { keys, ..*scales };
+            Some(&capped)
+        }
+    };
     if let (0, CHUNK, Ok(scores)) = (seen.start, seen.end, <&mut [Line; TILES]>::try_from(&mut *scores)) {
         return weigh_whole::<S>(scores, scales);
     }
@@ -231,6 +255,19 @@ pub(super) fn weigh<S: Lanes>(scores: &mut [Line], seen: Range<usize>, scales: O
         }
     }
     (max, sum.sum())
+}
+
+/// Multiplies scores with their keys' scales, if there are any, and caps them.
+#[inline(always)]
+fn cap_scores<S: Lanes>(scores: &mut [Line], scales: Option<&[Line]>, cap: f32) {
+    let factor = -2.0 / cap;
+    for (i, line) in scores.iter_mut().enumerate() {
+        let mut score = S::from_array(line.0);
+        if let Some(scales) = scales {
+            score = score.mul(S::from_array(scales[i].0));
+        }
+        line.0 = soft_cap(score, cap, factor).to_array();
+    }
 }
 
 /// The same where all of a chunk is seen: its scores then stay in registers.

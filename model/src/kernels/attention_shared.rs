@@ -87,7 +87,11 @@ impl ElementKernel for Load<'_> {
     #[inline(always)]
     fn run<S: Lanes, E: Element>(mut self) {
         self.load_keys::<S, E>();
-        self.load_values::<S, E>();
+        if self.call.shape.kv.latent {
+            self.values_of_keys::<S, E>();
+        } else {
+            self.load_values::<S, E>();
+        }
     }
 }
 
@@ -141,6 +145,36 @@ impl Load<'_> {
             }
             // SAFETY: the buffer has room for 16 of the widest elements.
             self.running.keys[tile * padded + d].0 = unsafe { E::load::<S>(bytes.as_ptr()) }.to_array();
+        }
+    }
+
+    /// Turns the keys that are loaded into values, and loads their scales.
+    #[inline(always)]
+    fn values_of_keys<S: Lanes, E: Element>(&mut self) {
+        let (kv, lines) = (&self.call.shape.kv, self.call.shape.lines());
+        for tile in (self.keys.start - self.base) / LANES..(self.keys.end - self.base).div_ceil(LANES) {
+            for line in 0..lines {
+                let first = line * LANES;
+                let dims = LANES.min(kv.head_dim - first);
+                let mut rows = [S::splat(0.0); LANES];
+                for (row, from) in rows
+                    .iter_mut()
+                    .zip(&self.running.keys[tile * lines * LANES + first..][..dims])
+                {
+                    *row = S::from_array(from.0);
+                }
+                for (key, row) in S::transpose(rows).into_iter().enumerate() {
+                    self.running.values[(tile * LANES + key) * lines + line].0 = row.to_array();
+                }
+            }
+        }
+        let mut positions = self.keys.clone();
+        while E::SCALED && !positions.is_empty() {
+            let at = positions.start - self.base;
+            let (head, slots, rest) = self.next_block(positions);
+            // SAFETY: the slots are in the block.
+            unsafe { self.scales.read(kv, head, slots, at) };
+            positions = rest;
         }
     }
 
@@ -210,9 +244,10 @@ impl SharedKernel<'_> {
         let mut scores = std::mem::take(&mut self.running.scores);
         self.score::<S>(query_rows.clone(), lowest / LANES..highest.div_ceil(LANES), &mut scores);
         let (mut max, mut sum) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
+        let cap = self.call.shape.log2_cap();
         for (i, (seen, scores)) in seen.iter().zip(scores.chunks_exact_mut(TILES)).enumerate() {
             if !seen.is_empty() {
-                (max[i], sum[i]) = weigh::<S>(scores, seen.clone(), scales);
+                (max[i], sum[i]) = weigh::<S>(scores, seen.clone(), scales, cap);
             }
         }
         let mut out = std::mem::take(&mut self.running.part);

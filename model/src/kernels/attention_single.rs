@@ -206,8 +206,9 @@ impl SingleKernel<'_> {
         }
         let (mut max, mut sum) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
         let scales = if E::SCALED { Some(&keys.scales) } else { None };
+        let cap = self.call.shape.log2_cap();
         for (i, scores) in scores.iter_mut().enumerate() {
-            (max[i], sum[i]) = weigh::<S>(scores, keys.seen.clone(), scales);
+            (max[i], sum[i]) = weigh::<S>(scores, keys.seen.clone(), scales, cap);
         }
         let lines = self.call.shape.lines();
         let mut out = std::mem::take(&mut self.running.part);

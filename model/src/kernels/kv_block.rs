@@ -24,6 +24,8 @@ pub struct KvShape {
     pub block_tokens: usize,
     /// Element type.
     pub dtype: KvDtype,
+    /// Keys are values as well: a head has no values, nor scales for them.
+    pub latent: bool,
 }
 
 impl From<&KvLayout> for KvShape {
@@ -33,6 +35,7 @@ impl From<&KvLayout> for KvShape {
             head_dim: layout.head_dim as usize,
             block_tokens: layout.block_tokens as usize,
             dtype: layout.dtype,
+            latent: layout.latent,
         }
     }
 }
@@ -46,7 +49,13 @@ impl KvShape {
     /// Bytes of one head in a block: keys, values and their scales.
     #[inline(always)]
     pub(super) fn head_bytes(&self) -> usize {
-        2 * (self.half_bytes() + self.block_tokens * self.dtype.scale_bytes())
+        self.halves() * (self.half_bytes() + self.block_tokens * self.dtype.scale_bytes())
+    }
+
+    /// Keys and values, or keys alone.
+    #[inline(always)]
+    fn halves(&self) -> usize {
+        if self.latent { 1 } else { 2 }
     }
 
     /// Bytes of a head's keys, or of its values. The keys come first.
@@ -55,17 +64,18 @@ impl KvShape {
         self.head_dim * self.block_tokens * self.dtype.size()
     }
 
-    /// Where the scale of a slot's key is in a head; that of its value is `block_tokens` scales behind.
+    /// Where the scale of a slot's key is in a head; that of its value, if it has one, is `block_tokens` scales behind.
     #[inline(always)]
     pub(super) fn scale_at(&self, slot: usize) -> usize {
-        2 * self.half_bytes() + slot * self.dtype.scale_bytes()
+        self.halves() * self.half_bytes() + slot * self.dtype.scale_bytes()
     }
 }
 
 /// Keys or values of some tokens to be written: \[token\]\[kv heads\]\[dim\].
 type Rows<'a> = &'a [f32];
 
-/// Writes the keys and values of tokens, \[token\]\[kv heads\]\[dim\] each, into a block, from slot `slot` on.
+/// Writes the keys and values of tokens, \[token\]\[kv heads\]\[dim\] each, into a block, from slot `slot` on. There are
+/// no values for a latent cache.
 ///
 /// Numbers are rounded to the element type, ties to even. For [`KvDtype::Int8`] a head's row of a token is stored as
 /// round(x / s) with s = largest |x| / 127 in single precision; s is NaN, so that the row is, if some x is not finite.
@@ -90,7 +100,8 @@ pub fn write_kv(
         });
     }
     KernelError::check("length of the tokens' keys", tokens * row, keys.len())?;
-    KernelError::check("length of the tokens' values", tokens * row, values.len())?;
+    let value_row = if shape.latent { 0 } else { row };
+    KernelError::check("length of the tokens' values", tokens * value_row, values.len())?;
     KernelError::check("bytes of a KV block in one layer", shape.block_bytes(), block.len())?;
     if tokens > 0 {
         dispatch::run(
@@ -134,6 +145,9 @@ impl Kernel for Prefetch<'_> {
             for d in (0..shape.head_dim).step_by(rows) {
                 S::prefetch(start.wrapping_add((d * shape.block_tokens + self.slot) * size));
             }
+            if shape.latent {
+                continue;
+            }
             let value = start.wrapping_add(shape.half_bytes() + self.slot * shape.head_dim * size);
             for at in (0..shape.head_dim * size).step_by(CACHE_LINE) {
                 S::prefetch(value.wrapping_add(at));
@@ -167,12 +181,19 @@ impl ElementKernel for Write<'_> {
             // As many at a time as a vector of keys holds.
             for first in (0..self.tokens).step_by(LANES) {
                 let count = LANES.min(self.tokens - first);
-                let scales = [self.keys, self.values].map(|x| self.scales::<S, E>(x, head, first, count));
+                let all = [self.keys, self.values];
+                let halves = &all[..shape.halves()];
+                let mut scales = [([1.0; LANES], [1.0; LANES]); 2];
+                for (scales, x) in scales.iter_mut().zip(halves) {
+                    *scales = self.scales::<S, E>(x, head, first, count);
+                }
                 self.write_keys::<S, E>(head, first, count, &scales[0].1);
-                self.write_values::<S, E>(head, first, count, &scales[1].1);
+                if !shape.latent {
+                    self.write_values::<S, E>(head, first, count, &scales[1].1);
+                }
                 if E::SCALED {
                     let at = head * shape.head_bytes() + shape.scale_at(self.slot + first);
-                    for (i, (scales, _)) in scales.iter().enumerate() {
+                    for (i, (scales, _)) in scales.iter().take(halves.len()).enumerate() {
                         let at = at + i * shape.block_tokens * size_of::<f32>();
                         let bytes = self.block[at..at + count * size_of::<f32>()].chunks_exact_mut(size_of::<f32>());
                         for (scale, bytes) in scales.iter().zip(bytes) {

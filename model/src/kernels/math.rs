@@ -45,6 +45,14 @@ pub(super) fn exp2<S: Lanes>(x: S) -> S {
     p.mul(shifted.pow2_of_shifted())
 }
 
+/// cap * tanh(x / cap), within 2e-7 of cap; `factor` is -2 / cap.
+#[inline(always)]
+pub(super) fn soft_cap<S: Lanes>(x: S, cap: f32, factor: f32) -> S {
+    // tanh(y) = (1 - e^-2y) / (1 + e^-2y)
+    let (one, power) = (S::splat(1.0), exp(x.mul(S::splat(factor))));
+    one.sub(power).div(one.add(power)).mul(S::splat(cap))
+}
+
 /// 16 values of a slice from `at` on; zeros beyond its end.
 #[inline(always)]
 pub(super) fn load_part<S: Lanes>(x: &[f32], at: usize) -> S {

@@ -55,7 +55,7 @@ mod x86;
 #[cfg(test)]
 mod tests;
 
-pub use activation::{Activation, add, add_bias, gelu_tanh_mul, silu_mul};
+pub use activation::{Activation, add, add_bias, add_scaled, gelu_tanh_mul, scale_and_cap, sigmoid, silu_mul};
 pub use affinity::pin_current_thread;
 pub use attention::{AttentionShape, PagedAttention, SequenceRows};
 pub use cpu::{Cpu, CpuLevel};

@@ -1,4 +1,5 @@
 //! Root-mean-square normalisation.
+#![allow(unsafe_code, reason = "threads write disjoint rows of one slice")]
 
 use super::KernelError;
 use super::activation::check_rows;
@@ -6,6 +7,7 @@ use super::cpu::Cpu;
 use super::dispatch::{self, Kernel};
 use super::lanes::{LANES, Lanes};
 use super::math::{load_part, store_part};
+use super::shared::SharedMut;
 
 /// For every row of `x`, as long as `weight`: out = x / sqrt(mean(x^2) + eps) * weight. The squares are summed in 16
 /// lanes, then the lanes as a tree.
@@ -24,7 +26,13 @@ pub fn rms_norm(cpu: &Cpu, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32])
 /// If `x` is not made of rows as long as `weight`.
 pub fn rms_norm_in_place(cpu: &Cpu, x: &mut [f32], weight: &[f32], eps: f32) -> Result<(), KernelError> {
     check_rows("length of the last row of a norm", x.len(), weight.len())?;
-    dispatch::run(cpu, RmsNorm { x, weight, eps });
+    let dim = weight.len().max(1);
+    let (rows, x) = (x.len() / dim, SharedMut::new(x));
+    cpu.ranges(rows, |_, range| {
+        // SAFETY: every thread has other rows.
+        let x = unsafe { x.part(range.start * dim..range.end * dim) };
+        dispatch::run(cpu, RmsNorm { x, weight, eps });
+    });
     Ok(())
 }
 

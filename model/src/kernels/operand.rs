@@ -146,7 +146,7 @@ impl Operand {
     }
 
     /// Number of rows.
-    pub(super) fn rows(&self) -> usize {
+    pub fn rows(&self) -> usize {
         self.m
     }
 

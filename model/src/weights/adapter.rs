@@ -59,6 +59,9 @@ impl Reader {
     fn matrix(&mut self, layer: usize, part: Part, arch: &ArchConfig) -> Result<Option<LowRank>, WeightError> {
         let weight = Naming::HuggingFace.name(Tensor::Weight(layer, part));
         let module = weight.trim_end_matches(".weight");
+        if !arch.is_adaptable(layer, part) {
+            return Ok(None);
+        }
         if !self.directory.adapts(module, layer)? {
             return Ok(None);
         }

@@ -91,7 +91,12 @@ impl Element {
 impl Checkpoint {
     /// The tiny llama checkpoint.
     pub fn tiny() -> Self {
-        let bytes = fs::read(tiny_llama().join("model.safetensors")).unwrap();
+        Self::open(&tiny_llama())
+    }
+
+    /// A checkpoint in f32.
+    pub fn open(directory: &Path) -> Self {
+        let bytes = fs::read(directory.join("model.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let tensors = file
             .tensors()
@@ -105,7 +110,7 @@ impl Checkpoint {
             })
             .collect();
         Self {
-            config: read_json(&tiny_llama().join("config.json")),
+            config: read_json(&directory.join("config.json")),
             tensors,
         }
     }
@@ -228,41 +233,49 @@ impl Checkpoint {
 
     /// Writes a GGUF file; vectors stay f32.
     pub fn write_gguf(&self, at: &Path, keys: &[(String, Meta)], element: Element) {
-        let tensors = self.gguf_tensors();
-        let mut head = Vec::new();
-        head.extend(b"GGUF");
-        head.extend(3_u32.to_le_bytes());
-        head.extend((tensors.len() as u64).to_le_bytes());
-        head.extend((keys.len() as u64).to_le_bytes());
-        let text = |out: &mut Vec<u8>, s: &str| {
-            out.extend((s.len() as u64).to_le_bytes());
-            out.extend(s.as_bytes());
-        };
-        for (key, value) in keys {
-            text(&mut head, key);
-            match value {
-                Meta::U32(n) => [4_u32, *n].iter().for_each(|x| head.extend(x.to_le_bytes())),
-                Meta::F32(x) => [6_u32, x.to_bits()].iter().for_each(|x| head.extend(x.to_le_bytes())),
-                Meta::Text(s) => {
-                    head.extend(8_u32.to_le_bytes());
-                    text(&mut head, s);
-                }
+        fs::write(at, write_gguf_file(&self.gguf_tensors(), keys, element)).unwrap();
+    }
+}
+
+/// The bytes of a GGUF file; vectors stay f32.
+pub fn write_gguf_file(tensors: &[(String, Tensor)], keys: &[(String, Meta)], element: Element) -> Vec<u8> {
+    let mut head = Vec::new();
+    head.extend(b"GGUF");
+    head.extend(3_u32.to_le_bytes());
+    head.extend((tensors.len() as u64).to_le_bytes());
+    head.extend((keys.len() as u64).to_le_bytes());
+    let text = |out: &mut Vec<u8>, s: &str| {
+        out.extend((s.len() as u64).to_le_bytes());
+        out.extend(s.as_bytes());
+    };
+    for (key, value) in keys {
+        text(&mut head, key);
+        match value {
+            Meta::U32(n) => [4_u32, *n].iter().for_each(|x| head.extend(x.to_le_bytes())),
+            Meta::F32(x) => [6_u32, x.to_bits()].iter().for_each(|x| head.extend(x.to_le_bytes())),
+            Meta::Bool(flag) => {
+                head.extend(7_u32.to_le_bytes());
+                head.push(u8::from(*flag));
+            }
+            Meta::Text(s) => {
+                head.extend(8_u32.to_le_bytes());
+                text(&mut head, s);
             }
         }
-        let mut data = Vec::new();
-        for (name, (shape, numbers)) in &tensors {
-            let element = if shape.len() == 1 { Element::F32 } else { element };
-            text(&mut head, name);
-            head.extend((shape.len() as u32).to_le_bytes());
-            shape.iter().rev().for_each(|&n| head.extend((n as u64).to_le_bytes()));
-            head.extend(element.ggml_id().to_le_bytes());
-            head.extend((data.len() as u64).to_le_bytes());
-            data.extend(element.encode(numbers));
-            data.resize(data.len().next_multiple_of(32), 0);
-        }
-        head.resize(head.len().next_multiple_of(32), 0);
-        fs::write(at, [head, data].concat()).unwrap();
     }
+    let mut data = Vec::new();
+    for (name, (shape, numbers)) in tensors {
+        let element = if shape.len() == 1 { Element::F32 } else { element };
+        text(&mut head, name);
+        head.extend((shape.len() as u32).to_le_bytes());
+        shape.iter().rev().for_each(|&n| head.extend((n as u64).to_le_bytes()));
+        head.extend(element.ggml_id().to_le_bytes());
+        head.extend((data.len() as u64).to_le_bytes());
+        data.extend(element.encode(numbers));
+        data.resize(data.len().next_multiple_of(32), 0);
+    }
+    head.resize(head.len().next_multiple_of(32), 0);
+    [head, data].concat()
 }
 
 /// A GGUF metadata value.
@@ -270,6 +283,7 @@ impl Checkpoint {
 pub enum Meta {
     U32(u32),
     F32(f32),
+    Bool(bool),
     Text(String),
 }
 

@@ -5,6 +5,7 @@
 pub mod adapter;
 pub mod checkpoint;
 pub mod one_answer;
+pub mod twin;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,10 +1,12 @@
 //! Promise 1 at the runner: a sequence's outputs are the same bits however its rows are cut and mixed.
 
+use std::path::Path;
+
 use engine::runner::{LayerObserver, Runner};
 use model::kv_pool::KvPool;
 use protocol::sampling::{SampledToken, SamplingParams};
 
-use super::Bench;
+use super::{Bench, Setup};
 
 /// A prompt and what is asked of it.
 pub struct Case {
@@ -181,4 +183,72 @@ pub fn preempted<R: Runner>(bench: &mut Bench<R>, cases: &[Case], outputs: usize
         .collect();
     bench.clear();
     bits
+}
+
+/// Goes on where another sequence has computed the full blocks of the prompt, as after a hit in the prefix cache.
+pub fn behind_a_shared_prefix<R: Runner>(bench: &mut Bench<R>, cases: &[Case], outputs: usize) -> Vec<Bits> {
+    let mut all = Vec::new();
+    for case in cases {
+        let first = bench.add(&case.prompt, &case.params, 0, false);
+        bench.advance(&[(first, case.prompt.len())]);
+        let second = bench.add(&case.prompt, &case.params, outputs, false);
+        let full = (case.prompt.len() - 1) / bench.block_tokens;
+        for i in 0..full {
+            // Exchanged, so that each is given back once.
+            let own = bench.sequences[second].blocks[i];
+            bench.sequences[second].blocks[i] = std::mem::replace(&mut bench.sequences[first].blocks[i], own);
+        }
+        bench.sequences[second].computed = full * bench.block_tokens;
+        while bench.sequences[second].sampled.len() < outputs {
+            let rows = bench.sequences[second].left();
+            bench.advance(&[(second, rows)]);
+        }
+        all.push(Bits::new(&bench.sequences[second].sampled, &[]));
+        bench.clear();
+    }
+    all
+}
+
+/// Every case alone against other chunks, batches, block sizes and threads, after preemption, behind a prefix that another
+/// sequence computed, and after a hand-over. `variants`: (chunk, batch, block size, threads).
+pub fn same_bits(path: &Path, setup: Setup, longest: usize, vocab: u32, variants: &[(usize, usize, usize, usize)]) {
+    let outputs = 6;
+    let cases = cases(16, longest, vocab);
+    let expected = alone(&mut setup.bench(path), &cases, outputs);
+    let distinct: std::collections::HashSet<_> = expected.iter().map(|b| b.tokens.clone()).collect();
+    assert!(distinct.len() > 12, "the cases are too alike to show a mix-up");
+    for &(chunk, batch, block_tokens, threads) in variants {
+        let mut bench = Setup {
+            block_tokens,
+            threads,
+            ..setup
+        }
+        .bench(path);
+        let found = run(&mut bench, &cases, chunk, batch, outputs);
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert_eq!(
+                found, expected,
+                "case {i}, chunk {chunk}, batch {batch}, block {block_tokens}, {threads} threads"
+            );
+        }
+    }
+    assert_eq!(
+        preempted(&mut setup.bench(path), &cases, outputs),
+        expected,
+        "after preemption"
+    );
+    let shared = behind_a_shared_prefix(&mut setup.bench(path), &cases, outputs);
+    for (i, (found, expected)) in shared.iter().zip(&expected).enumerate() {
+        assert!(found.tokens == expected.tokens, "case {i} behind a shared prefix");
+        assert!(
+            expected.numbers.ends_with(&found.numbers),
+            "case {i} behind a shared prefix"
+        );
+    }
+    let (a, b) = (setup.load(path), setup.load(path));
+    let total = a.pool.total_blocks();
+    let mut prefill = Bench::new(a.runner, setup.block_tokens, total);
+    let mut decode = Bench::new(b.runner, setup.block_tokens, total);
+    let found = handed_over((&mut prefill, &a.pool), (&mut decode, &b.pool), &cases, outputs);
+    assert_eq!(found, expected, "after the hand-over");
 }

@@ -190,6 +190,7 @@ mod tests {
             head_dim: 64,
             block_tokens: 16,
             dtype: KvDtype::F16,
+            latent: false,
         }
     }
 

@@ -24,6 +24,7 @@ const LAYOUT: KvLayout = KvLayout {
     head_dim: 8,
     block_tokens: 4,
     dtype: KvDtype::F16,
+    latent: false,
 };
 /// A prompt of 3 blocks.
 const TOKENS: u32 = 12;

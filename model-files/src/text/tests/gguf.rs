@@ -171,15 +171,11 @@ fn wrong_files_are_refused_by_key() {
     let u32s = |numbers: &[u32]| Some(Put::U32s(numbers.into()));
     let cases: Vec<(&str, Option<Put>, &str)> = vec![
         ("model", None, "key `tokenizer.ggml.model` is missing"),
-        (
-            "model",
-            Some("llama".into()),
-            "SentencePiece vocabularies from GGUF are not supported yet",
-        ),
+        ("model", Some("llama".into()), "key `tokenizer.ggml.scores` is missing"),
         (
             "model",
             Some("bert".into()),
-            "is the string \"bert\"; \"gpt2\" would be right",
+            "is the string \"bert\"; \"gpt2\" or \"llama\" would be right",
         ),
         ("pre", Some("tekken".into()), "known rules: default"),
         ("pre", Some(7.into()), "is the u32 7; a string would be right"),
@@ -268,4 +264,75 @@ fn the_hash_changes_with_everything_that_changes_tokens() {
     all.sort_unstable();
     all.dedup();
     assert_eq!(all.len(), 9, "every change gives another hash");
+}
+
+/// A SentencePiece vocabulary: special tokens, bytes, letters, and pieces of them.
+fn sentence(prefix: Option<bool>) -> Builder {
+    let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>", "<tool>"].map(str::to_owned).into();
+    let mut kinds = vec![2, 3, 3, 4];
+    let mut scores = vec![0.0_f32; 4];
+    tokens.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
+    kinds.extend([6; 256]);
+    scores.extend([0.0; 256]);
+    let pieces = ["▁", "a", "b", "c", "é", "ab", "bc", "▁a", "▁ab", "abc", "▁▁"];
+    for (i, piece) in pieces.iter().enumerate() {
+        tokens.push((*piece).to_owned());
+        kinds.push(1);
+        scores.push(-(i as f32));
+    }
+    let scores = scores.iter().flat_map(|score| score.to_le_bytes());
+    let mut raw = 6_u32.to_le_bytes().to_vec();
+    raw.extend((tokens.len() as u64).to_le_bytes());
+    raw.extend(scores);
+    let texts: Vec<&str> = tokens.iter().map(String::as_str).collect();
+    let builder = Builder::new()
+        .put("general.architecture", "llama")
+        .put("llama.context_length", 128)
+        .put("tokenizer.ggml.model", "llama")
+        .put("tokenizer.ggml.tokens", strings(&texts))
+        .put("tokenizer.ggml.token_type", Put::U32s(kinds))
+        .put("tokenizer.ggml.scores", Put::Raw(9, raw))
+        .put("tokenizer.ggml.bos_token_id", 1)
+        .put("tokenizer.ggml.unknown_token_id", 0);
+    match prefix {
+        Some(prefix) => builder.put("tokenizer.ggml.add_space_prefix", prefix),
+        None => builder,
+    }
+}
+
+#[test]
+fn sentence_piece_vocabularies_merge_by_score_and_fall_back_to_bytes() {
+    let (first, byte) = (260, 4);
+    let model = load(&sentence(Some(false))).unwrap();
+    let ids = |text: &str| model.tokenizer.encode(text).unwrap();
+    // "ab" is better than "bc", which is better than "abc"; "abc" is made of "ab" and "c".
+    assert_eq!(ids("abc"), [1, first + 9]);
+    assert_eq!(ids("bc"), [1, first + 6]);
+    // "ab" goes before "▁a", so "▁" is left for "▁ab".
+    assert_eq!(ids(" ab"), [1, first + 8]);
+    assert_eq!(ids("  b"), [1, first + 10, first + 2]);
+    assert_eq!(ids("é"), [1, first + 4]);
+    assert_eq!(ids("ü"), [1, byte + 0xc3, byte + 0xbc]);
+    assert_eq!(ids("a<tool>b</s>"), [1, first + 1, 3, first + 2, 2]);
+    for text in ["abc é ü\n", "  leading", "a<tool>b", "😀"] {
+        assert_eq!(
+            model
+                .tokenizer
+                .decode(&model.tokenizer.encode_plain(text).unwrap(), false),
+            text
+        );
+    }
+    assert!(model.add_bos && model.eos_token_ids.is_empty());
+
+    let with_prefix = load(&sentence(None)).unwrap();
+    assert_eq!(with_prefix.tokenizer.encode("ab").unwrap(), [1, first + 8]);
+    let ids = with_prefix.tokenizer.encode_plain("ab c").unwrap();
+    assert_eq!(with_prefix.tokenizer.decode(&ids, false), "ab c");
+
+    let scores = Put::U32s(vec![1, 2]);
+    let error = load(&with(sentence(None), "tokenizer.ggml.scores", Some(scores))).unwrap_err();
+    assert!(
+        error.contains("tokenizer.ggml.scores") && error.contains("one per token, 271"),
+        "{error}"
+    );
 }

@@ -45,6 +45,7 @@ fn canonical(shape: &KvShape, keys: &[f32], values: &[f32]) -> Vec<u8> {
         for (d, t) in (0..dim).flat_map(|d| (0..tokens).map(move |t| (d, t))) {
             out.extend(element(shape.dtype, k[t].0[d]));
         }
+        let v = if shape.latent { Vec::new() } else { v };
         for x in v.iter().flat_map(|row| &row.0) {
             out.extend(element(shape.dtype, *x));
         }
@@ -61,22 +62,28 @@ fn kv_shape(dtype: KvDtype, head_dim: usize, block_tokens: usize) -> KvShape {
         head_dim,
         block_tokens,
         dtype,
+        latent: false,
     }
 }
 
 #[test]
 fn tokens_are_written_in_canonical_order_however_they_come() {
-    for (dtype, head_dim, tokens) in KvDtype::ALL
+    for (dtype, head_dim, tokens, latent) in KvDtype::ALL
         .into_iter()
         .flat_map(|t| [(t, 8, 3), (t, 16, 16), (t, 40, 37), (t, 64, 16), (t, 20, 1)])
+        .flat_map(|(t, dim, tokens)| [(t, dim, tokens, false), (t, dim, tokens, true)])
     {
-        let shape = kv_shape(dtype, head_dim, tokens);
+        let shape = KvShape {
+            latent,
+            ..kv_shape(dtype, head_dim, tokens)
+        };
         let layout = KvLayout {
             num_layers: 1,
             num_kv_heads: 2,
             head_dim: head_dim as u32,
             block_tokens: tokens as u32,
             dtype,
+            latent,
         };
         assert_eq!(shape.block_bytes(), layout.layer_block_bytes());
         assert_eq!(KvShape::from(&layout), shape);
@@ -93,7 +100,8 @@ fn tokens_are_written_in_canonical_order_however_they_come() {
                 for slot in (0..tokens).step_by(step).rev() {
                     let part = slot * row..tokens.min(slot + step) * row;
                     prefetch_slot(&cpu, &shape, slot, &block);
-                    write_kv(&cpu, &shape, slot, (&k[part.clone()], &v[part]), &mut block).unwrap();
+                    let values = if latent { &[] } else { &v[part.clone()] };
+                    write_kv(&cpu, &shape, slot, (&k[part], values), &mut block).unwrap();
                 }
                 let level = cpu.level().as_str();
                 assert!(block == expected, "{shape:?}, {step} tokens at a time, {level}");

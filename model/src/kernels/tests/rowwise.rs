@@ -1,8 +1,8 @@
 //! Norms, rope, activations, softmax: against f64, and every instruction set against the portable one.
 
 use super::super::{
-    Cpu, KernelError, RopeStyle, RopeTable, add, add_bias, argmax, gelu_tanh_mul, log_softmax, log_sum_exp, rms_norm,
-    rms_norm_in_place, rope, silu_mul, softmax,
+    Cpu, KernelError, RopeStyle, RopeTable, add, add_bias, add_scaled, argmax, gelu_tanh_mul, log_softmax, log_sum_exp,
+    rms_norm, rms_norm_in_place, rope, scale_and_cap, sigmoid, silu_mul, softmax,
 };
 use super::{Numbers, bits, cpus, relative_error};
 
@@ -43,6 +43,9 @@ fn rms_norm_divides_by_the_root_mean_square() {
             Ok(out)
         });
         assert_eq!(bits(&in_place), bits(&found));
+        let mut threads = x.clone();
+        rms_norm_in_place(&Cpu::new(3).unwrap(), &mut threads, &weight, eps).unwrap();
+        assert_eq!(bits(&threads), bits(&found));
         // A row is the same alone.
         let last = everywhere(|cpu| {
             let mut out = x[(rows - 1) * dim..].to_vec();
@@ -232,4 +235,44 @@ fn argmax_takes_the_first_of_equals() {
     let mut long = vec![0.0; 1000];
     (long[517], long[900]) = (1.0, 1.0);
     assert_eq!(argmax(&long), Some(517));
+}
+
+#[test]
+fn scales_caps_and_sigmoids_are_those_of_plain_code() {
+    let mut numbers = Numbers::new(39);
+    let x: Vec<f32> = numbers.units(83).iter().map(|x| x * 40.0).collect();
+    let y = numbers.units(83);
+    let sum = everywhere(|cpu| {
+        let mut x = x.clone();
+        add_scaled(cpu, &mut x, &y, 0.37)?;
+        Ok(x)
+    });
+    let plain: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + 0.37 * y).collect();
+    assert_eq!(bits(&sum), bits(&plain));
+    assert!(add_scaled(&Cpu::portable(), &mut [0.0], &[], 1.0).is_err());
+
+    for cap in [None, Some(30.0_f32), Some(0.5)] {
+        let found = everywhere(|cpu| {
+            let mut x = x.clone();
+            scale_and_cap(cpu, &mut x, 0.25, cap);
+            Ok(x)
+        });
+        for (found, &x) in found.iter().zip(&x) {
+            let scaled = f64::from(x) * 0.25;
+            let expected = cap.map_or(scaled, |cap| f64::from(cap) * (scaled / f64::from(cap)).tanh());
+            let limit = 3e-7 * f64::from(cap.unwrap_or(10.0));
+            assert!(
+                (f64::from(*found) - expected).abs() < limit,
+                "{cap:?}: {found}, {expected}"
+            );
+        }
+    }
+
+    let found = everywhere(|cpu| {
+        let mut x = x.clone();
+        sigmoid(cpu, &mut x);
+        Ok(x)
+    });
+    let expected: Vec<f64> = x.iter().map(|&x| 1.0 / (1.0 + (-f64::from(x)).exp())).collect();
+    assert!(relative_error(&found, &expected) < 2e-7);
 }

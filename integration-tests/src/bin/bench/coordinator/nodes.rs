@@ -62,6 +62,7 @@ impl FakeNode<'_> {
                 head_dim: 16,
                 block_tokens: BLOCK_TOKENS,
                 dtype: KvDtype::F16,
+                latent: false,
             },
             total_blocks: BLOCKS,
             max_num_seqs: 100_000,

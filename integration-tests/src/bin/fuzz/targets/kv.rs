@@ -20,6 +20,7 @@ const LAYOUT: KvLayout = KvLayout {
     head_dim: 2,
     block_tokens: 4,
     dtype: KvDtype::F16,
+    latent: false,
 };
 const EXTENT: Extent = Extent {
     layers: 3,

@@ -1,0 +1,142 @@
+//! What a model is and what it needs, without loading its weights.
+
+use std::fmt;
+use std::path::Path;
+
+use config::{KvDtypeConfig, ModelConfig};
+use model_files::{ModelFiles, Source};
+use protocol::kv::KvLayout;
+
+use crate::arch::ArchConfig;
+use crate::load::{LoadError, kv_layout};
+use crate::pool_size::{bytes_of_files, machine_memory};
+
+/// What [`inspect`] has found out.
+#[derive(Clone, Debug)]
+pub struct Inspection {
+    /// Shape and switches of the decoder.
+    pub arch: ArchConfig,
+    /// Shape of the KV cache.
+    pub layout: KvLayout,
+    /// Bytes of the files with the weights.
+    pub weight_bytes: u64,
+    /// Tokens that a KV pool is asked to hold.
+    pub tokens: usize,
+    /// Memory of this machine that a process may use, in bytes.
+    pub memory: Option<u64>,
+    /// Number of tokens of the vocabulary, or why the tokenizer cannot be used.
+    pub tokenizer: Result<usize, String>,
+    /// One GGUF file, or a directory with safetensors files.
+    pub form: &'static str,
+}
+
+/// Looks at the model at `path`, for a KV pool of `tokens` tokens (0: one of the longest sequences).
+///
+/// # Errors
+/// [`LoadError`] names what cannot be served.
+pub fn inspect(
+    path: &Path,
+    kv_dtype: KvDtypeConfig,
+    block_tokens: usize,
+    tokens: usize,
+) -> Result<Inspection, LoadError> {
+    let files = ModelFiles::open(path)?;
+    let arch = ArchConfig::read(&files).map_err(|source| LoadError::Arch {
+        path: path.display().to_string(),
+        source,
+    })?;
+    let model = ModelConfig {
+        kv_dtype,
+        ..ModelConfig::default()
+    };
+    let layout = kv_layout(&arch, &model, block_tokens.max(1));
+    let text = files.text();
+    Ok(Inspection {
+        layout,
+        weight_bytes: bytes_of_files(path),
+        tokens: if tokens > 0 { tokens } else { arch.max_positions },
+        memory: machine_memory(),
+        tokenizer: text
+            .map(|text| text.tokenizer.vocab_size())
+            .map_err(|error| error.to_string()),
+        form: match files.source() {
+            Source::Gguf(_) => "GGUF file",
+            Source::Directory(_) => "directory of safetensors",
+        },
+        arch,
+    })
+}
+
+impl Inspection {
+    /// Bytes of KV that a position takes.
+    pub fn kv_bytes_per_token(&self) -> usize {
+        self.layout.block_bytes() / self.layout.block_tokens as usize
+    }
+
+    /// Bytes of a KV pool for the tokens asked for.
+    pub fn kv_bytes(&self) -> u128 {
+        self.layout.blocks_for(self.tokens) as u128 * self.layout.block_bytes() as u128
+    }
+
+    /// Weights, as large as their files, and KV pool.
+    pub fn needed_bytes(&self) -> u128 {
+        u128::from(self.weight_bytes) + self.kv_bytes()
+    }
+}
+
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (arch, layout) = (&self.arch, &self.layout);
+        writeln!(f, "architecture      {} ({})", arch.name, self.form)?;
+        writeln!(f, "layers            {}", arch.num_layers)?;
+        writeln!(f, "hidden size       {}", arch.hidden_size)?;
+        writeln!(
+            f,
+            "attention         {} heads, {} KV heads of {}{}",
+            arch.num_heads,
+            arch.num_kv_heads,
+            arch.head_dim,
+            if arch.latent.is_some() { ", latent" } else { "" }
+        )?;
+        let windows: Vec<usize> = arch.windows.iter().copied().flatten().collect();
+        if let Some(window) = windows.first() {
+            let (some, all) = (windows.len(), arch.num_layers);
+            writeln!(f, "sliding window    {window} positions, in {some} of {all} layers")?;
+        }
+        match &arch.experts {
+            Some(experts) => writeln!(
+                f,
+                "feed-forward      {} experts of {}, {} a token; dense layers {}",
+                experts.count, experts.ffn_size, experts.used, arch.ffn_size
+            )?,
+            None => writeln!(f, "feed-forward      {}", arch.ffn_size)?,
+        }
+        writeln!(f, "positions         {}", arch.max_positions)?;
+        match &self.tokenizer {
+            Ok(tokens) => writeln!(f, "vocabulary        {} outputs, {tokens} tokens", arch.vocab_size)?,
+            Err(error) => writeln!(
+                f,
+                "vocabulary        {} outputs; no tokenizer: {error}",
+                arch.vocab_size
+            )?,
+        }
+        writeln!(f, "weights           {} bytes", self.weight_bytes)?;
+        let (each, block, dtype) = (self.kv_bytes_per_token(), layout.block_tokens, layout.dtype.as_str());
+        writeln!(
+            f,
+            "KV                {each} bytes a token ({dtype}), in blocks of {block} tokens"
+        )?;
+        writeln!(f, "KV of {} tokens   {} bytes", self.tokens, self.kv_bytes())?;
+        let needed = self.needed_bytes();
+        match self.memory {
+            Some(memory) if needed > u128::from(memory) => {
+                writeln!(
+                    f,
+                    "memory            {needed} bytes, more than the {memory} bytes of this machine"
+                )
+            }
+            Some(memory) => writeln!(f, "memory            {needed} bytes of {memory}"),
+            None => writeln!(f, "memory            {needed} bytes"),
+        }
+    }
+}

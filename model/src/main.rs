@@ -1,0 +1,117 @@
+//! Looks at models: what one is and needs, and whether it computes what a reference says.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use config::KvDtypeConfig;
+use model::{inspect, verify};
+
+/// Looks at models.
+#[derive(Parser)]
+#[command(name = "model", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Prints the architecture, its sizes, and the memory that it needs.
+    Inspect {
+        /// A GGUF file or a model directory.
+        path: PathBuf,
+        /// Tokens of the KV pool; the longest sequence of the model if not given.
+        #[arg(long, default_value_t = 0)]
+        tokens: usize,
+        /// Tokens of a KV block.
+        #[arg(long, default_value_t = 16, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=65_536))]
+        block_tokens: usize,
+        /// Element type of the KV cache.
+        #[arg(long, value_enum, default_value_t = Dtype::F16)]
+        kv_dtype: Dtype,
+    },
+    /// Runs a model in float32 against the outputs of a reference; fails if they differ.
+    Verify {
+        /// A GGUF file or a model directory.
+        path: PathBuf,
+        /// The reference's outputs; `golden.json` in the model directory if not given.
+        #[arg(long)]
+        golden: Option<PathBuf>,
+        /// Largest difference of a logit or log-probability.
+        #[arg(long, default_value_t = 1e-3)]
+        tolerance: f64,
+        /// Threads that compute.
+        #[arg(long, default_value_t = 1)]
+        threads: usize,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Dtype {
+    F16,
+    Bf16,
+    F32,
+    Int8,
+}
+
+impl From<Dtype> for KvDtypeConfig {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F16 => Self::F16,
+            Dtype::Bf16 => Self::Bf16,
+            Dtype::F32 => Self::F32,
+            Dtype::Int8 => Self::Int8,
+        }
+    }
+}
+
+#[allow(clippy::print_stdout, reason = "what is printed is the result")]
+fn run(cli: Cli) -> anyhow::Result<bool> {
+    match cli.command {
+        Command::Inspect {
+            path,
+            tokens,
+            block_tokens,
+            kv_dtype,
+        } => {
+            print!("{}", inspect::inspect(&path, kv_dtype.into(), block_tokens, tokens)?);
+            Ok(true)
+        }
+        Command::Verify {
+            path,
+            golden,
+            tolerance,
+            threads,
+        } => {
+            let golden = golden.unwrap_or_else(|| path.join("golden.json"));
+            let checks = verify::verify(&path, &golden, threads)?;
+            for check in &checks {
+                println!(
+                    "{} tokens: largest differences {:.6} at the last position, {:.6} in the prompt, {:.6} in the answer; \
+                     {} tokens of the answer agree, {} must: {}",
+                    check.tokens,
+                    check.last,
+                    check.prompt,
+                    check.answer,
+                    check.agreed,
+                    check.sure,
+                    if check.passes(tolerance) { "ok" } else { "DIFFERENT" }
+                );
+            }
+            Ok(checks.iter().all(|check| check.passes(tolerance)))
+        }
+    }
+}
+
+#[allow(clippy::print_stderr, reason = "the program's own words")]
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("model: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
