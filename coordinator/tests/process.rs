@@ -87,6 +87,8 @@ impl Site {
             "coordinator.http_port=0".to_owned(),
             "coordinator.listen=127.0.0.1:0".to_owned(),
             "telemetry.log_format=json".to_owned(),
+            // The nodes of these tests hand over.
+            "coordinator.local_prefill=never".to_owned(),
         ];
         settings.extend(more.iter().map(|setting| (*setting).to_owned()));
         let mut command = Command::new(BINARY);
