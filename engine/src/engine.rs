@@ -122,7 +122,7 @@ impl Engine {
         }
     }
 
-    /// Frees the blocks of a sequence that ended with [`OnFinish::Hold`]. False if it holds none (any more).
+    /// Frees the blocks of a sequence that ended with [`OnFinish::Hold`](crate::sequence::OnFinish::Hold). False if it holds none (any more).
     pub fn release_held(&mut self, id: SequenceId) -> bool {
         let Some(held) = self.held.remove(&id) else {
             return false;

@@ -98,7 +98,7 @@ fn attend(c: &Checkpoint, layer: usize, q: &[f64], (keys, values): (&[Vec<f64>],
     } else {
         number(c, "attention_multiplier", 1.0 / (dim as f64).sqrt())
     };
-    let window = if gemma && layer % 2 == 0 {
+    let window = if gemma && layer.is_multiple_of(2) {
         c.size("sliding_window")
     } else {
         usize::MAX

@@ -272,14 +272,13 @@ impl<R: NodeRole> Node<R> {
         });
         tokio::spawn(accept_kv(Arc::clone(&endpoint), Arc::clone(&member.role)));
         tokio::spawn(Arc::clone(&member).follow(found));
-        let drain_timeout = Duration::from_millis(config.node.drain_timeout_ms);
         Ok(Self {
             member,
             endpoint,
             engine,
             thread,
             shutdown,
-            drain_timeout,
+            drain_timeout: Duration::from_millis(config.node.drain_timeout_ms),
         })
     }
 

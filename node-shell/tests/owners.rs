@@ -231,7 +231,11 @@ async fn what_a_job_has_is_named_from_its_reservation_to_its_end() {
     let answered = after_a_step(&handle, &permits).await;
     // How much of its prompt the first step takes beside the others is the scheduler's business.
     let (whose, kind, sequences, blocks) = answered[1];
-    assert_eq!((whose, kind, sequences), (Some(2), OwnerKind::Sequence, 1), "{answered:?}");
+    assert_eq!(
+        (whose, kind, sequences),
+        (Some(2), OwnerKind::Sequence, 1),
+        "{answered:?}"
+    );
     assert!((1..=3).contains(&blocks), "{answered:?}");
     assert_eq!(answered[0].0, Some(1));
     drop((alone, committed));

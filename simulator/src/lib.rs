@@ -1,7 +1,7 @@
 //! The cluster in one thread on a virtual clock: production cores, a fake model over real KV bytes, seeded faults.
 //!
 //! Life of a seed:
-//! 1. [`scenario`] draws how large everything is and what goes wrong; [`workload`] what clients ask, and by a [`reference`]
+//! 1. [`scenario`] draws how large everything is and what goes wrong; [`workload`] what clients ask, and by a [`mod@reference`]
 //!    run of a single engine what they must get.
 //! 2. [`world`] lets it happen: the coordinator's core decides, [`node`]s run engines and hand KV over, the [`network`]
 //!    delays, loses and breaks. Books are audited whenever something has happened.

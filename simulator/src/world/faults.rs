@@ -167,17 +167,7 @@ impl World {
                     state.not_before = state.not_before.max(until);
                 }
             }
-            Incident::Rot => {
-                let first = self.random.below(self.nodes.len() as u64) as usize;
-                let Self { nodes, random, .. } = self;
-                let (before, after) = nodes.split_at_mut(first);
-                let living = after.iter_mut().chain(before).filter_map(|slot| slot.node.as_mut());
-                for node in living {
-                    if node.rot(random) {
-                        break;
-                    }
-                }
-            }
+            Incident::Rot => self.rot(),
             Incident::Unheard(index) => {
                 if let Some(node) = self.nodes[index].node.as_mut() {
                     node.hears_no_cancel = true;
@@ -188,19 +178,35 @@ impl World {
                     node.forget_a_job();
                 }
             }
-            Incident::Break => {
-                let living = self.network.living();
-                if !living.is_empty() {
-                    let conn = *self.random.pick(&living);
-                    self.network.conn(conn).broken = Some(self.now);
-                    for side in [Side::Dialler, Side::Dialled] {
-                        let noticed = self.random.micros(0..IDLE_TIMEOUT.as_micros() as u64);
-                        self.after(noticed, Event::Notice(conn, side));
-                    }
-                    self.quiet_not_before(IDLE_TIMEOUT);
-                }
+            Incident::Break => self.break_a_link(),
+        }
+    }
+
+    /// A byte changes in the KV of one of the nodes that have any.
+    fn rot(&mut self) {
+        let first = self.random.below(self.nodes.len() as u64) as usize;
+        let Self { nodes, random, .. } = self;
+        let (before, after) = nodes.split_at_mut(first);
+        let living = after.iter_mut().chain(before).filter_map(|slot| slot.node.as_mut());
+        for node in living {
+            if node.rot(random) {
+                break;
             }
         }
+    }
+
+    fn break_a_link(&mut self) {
+        let living = self.network.living();
+        if living.is_empty() {
+            return;
+        }
+        let conn = *self.random.pick(&living);
+        self.network.conn(conn).broken = Some(self.now);
+        for side in [Side::Dialler, Side::Dialled] {
+            let noticed = self.random.micros(0..IDLE_TIMEOUT.as_micros() as u64);
+            self.after(noticed, Event::Notice(conn, side));
+        }
+        self.quiet_not_before(IDLE_TIMEOUT);
     }
 
     /// A node dies. Nobody is told: idle timers run out, unless it is back before.

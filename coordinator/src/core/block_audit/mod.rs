@@ -270,7 +270,7 @@ impl Part {
                 then,
                 first: Some(first),
             },
-            other => other,
+            other @ (Stage::Asked { .. } | Stage::Done(_)) => other,
         };
     }
 

@@ -1,6 +1,6 @@
 //! `tools` and `tool_choice`: the functions that the model may call, and whether it must.
 //!
-//! * [`format`]: how a model's calls look, by what its template says, and the parser that finds them in its words.
+//! * [`mod@format`]: how a model's calls look, by what its template says, and the parser that finds them in its words.
 //! * [`forced`]: calls that the model is made to write, by a JSON schema.
 //! * [`generic`]: what a model is told whose template knows no tools.
 
