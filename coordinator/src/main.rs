@@ -28,8 +28,11 @@ use runtime::telemetry::{self, MetricsHandle};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Threads of the driver, of links and jobs. HTTP has threads of its own.
-const WORKER_THREADS: usize = 2;
+/// Most threads of the driver, of links and jobs. HTTP has threads of its own.
+const MOST_WORKER_THREADS: usize = 4;
+/// One of them for so many cores. On few cores one is enough, and a request's tasks, which wake each other, wake no second
+/// thread for it: `scripts/bench coordinator` adds a tenth less to a request than with two.
+const CORES_A_WORKER: usize = 4;
 /// Once every request has ended, its answer has this long to reach its client.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
@@ -93,11 +96,16 @@ fn start(cli: Cli) -> anyhow::Result<()> {
     }
     telemetry::init_logging(&config.telemetry)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(WORKER_THREADS)
+        .worker_threads(worker_threads())
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
     runtime.block_on(run(config))
+}
+
+fn worker_threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    (cores / CORES_A_WORKER).clamp(1, MOST_WORKER_THREADS)
 }
 
 async fn run(config: Config) -> anyhow::Result<()> {

@@ -1,7 +1,9 @@
 //! `scripts/bench coordinator`: what the front door costs by itself. Its nodes are fakes that answer at once, so all the
-//! time and CPU that is left is the coordinator's, the fakes' and this client's, on the same cores.
+//! time and CPU that is left is the coordinator's, the fakes' and this client's, on the same cores. The same nodes are also
+//! asked without a coordinator, in turns: the difference of the medians is what it adds.
 
 mod client;
+mod direct;
 mod nodes;
 
 use std::path::{Path, PathBuf};
@@ -16,6 +18,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use self::client::{Connection, request};
+use self::direct::Direct;
 use self::nodes::FakeNode;
 use crate::report::median;
 
@@ -98,6 +101,8 @@ fn widened(model: &Path, folder: &Path) -> Result<PathBuf> {
 /// A coordinator and its fakes.
 struct Bench {
     cluster: Cluster,
+    /// The same nodes without the coordinator.
+    direct: Direct,
     /// The fakes live as long as these.
     _nodes: Vec<tokio::task::JoinHandle<()>>,
 }
@@ -115,7 +120,9 @@ impl Bench {
         .set("engine.kv_pool_tokens=65536")
         .set(format!("limits.max_concurrent_requests={room}"))
         .set(format!("limits.max_queued_requests={room}"))
-        .set("coordinator.queue_timeout_ms=600000");
+        .set("coordinator.queue_timeout_ms=600000")
+        // The fakes report once, and would be taken for nodes that hang.
+        .set("coordinator.node_stall_ms=600000");
         spec.settings.extend(args.set.iter().cloned());
         let mut cluster = Cluster::without_nodes(spec)?;
         cluster.start_coordinator()?;
@@ -135,7 +142,12 @@ impl Bench {
             nodes.push(node.start().await?);
         }
         cluster.ready().await?;
-        Ok(Self { cluster, _nodes: nodes })
+        let direct = Direct::start(&certs, text).await?;
+        Ok(Self {
+            cluster,
+            direct,
+            _nodes: nodes,
+        })
     }
 
     /// Throughput, CPU and latency with prompts of about `tokens` tokens.
@@ -148,9 +160,16 @@ impl Bench {
             alone.ask(&asked).await?;
         }
         let window = Duration::from_secs(u64::from(args.seconds));
-        let (from, mut latencies) = (Clock.now(), Vec::new());
-        while from.elapsed() < window / 2 {
-            latencies.push(1e3 * alone.ask(&asked).await?.as_secs_f64());
+        let ids = text.tokenizer.encode(&prompt)?;
+        let (from, mut latencies, mut direct) = (Clock.now(), Vec::new(), Vec::new());
+        // In turns, so that what else the machine does is in both.
+        while from.elapsed() < window {
+            for _ in 0..50 {
+                latencies.push(1e3 * alone.ask(&asked).await?.as_secs_f64());
+            }
+            for _ in 0..50 {
+                direct.push(1e3 * self.direct.ask(&ids, ANSWER).await?.as_secs_f64());
+            }
         }
         let pid = self.cluster.process("coordinator")?.pid();
         let (cpu_before, from) = (cpu_of(pid)?, Clock.now());
@@ -175,15 +194,17 @@ impl Bench {
         latencies.sort_by(f64::total_cmp);
         let p99 = latencies[(latencies.len() * 99 / 100).min(latencies.len() - 1)];
         let p50 = median(latencies);
+        let nodes_p50 = median(direct);
+        let added_p50 = p50 - nodes_p50;
         let rate = answered as f64 / seconds;
         println!(
             "prompts of {tokens:>6} tokens: {rate:>7.0} requests/s over {} connections, {cpu_us:>7.1} us of the coordinator's CPU each; \
-             alone p50 {p50:.3} ms, p99 {p99:.3} ms",
+             alone p50 {p50:.3} ms, p99 {p99:.3} ms; the nodes without it p50 {nodes_p50:.3} ms, so it adds {added_p50:.3} ms",
             args.connections
         );
         Ok(json!({
             "prompt_tokens": tokens, "requests_per_s": rate, "cpu_us_per_request": cpu_us,
-            "latency_p50_ms": p50, "latency_p99_ms": p99, "connections": args.connections, "answer_tokens": ANSWER,
+            "latency_p50_ms": p50, "latency_p99_ms": p99, "nodes_p50_ms": nodes_p50, "added_p50_ms": added_p50, "connections": args.connections, "answer_tokens": ANSWER,
         }))
     }
 
