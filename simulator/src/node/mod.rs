@@ -287,6 +287,9 @@ impl Node {
     /// What it still holds although nobody is served.
     pub fn leftovers(&self) -> Vec<String> {
         let stats = self.engine.stats();
+        // The operator never stops asking: a question may have just arrived.
+        let is_work = |command: &&Command| !matches!(command, Command::Owners(_));
+        let commands = self.commands.iter().filter(is_work).count();
         let counts = [
             ("owned blocks", stats.owned_blocks),
             ("running sequences", stats.running),
@@ -295,7 +298,7 @@ impl Node {
             ("reservations", stats.reservations),
             ("jobs", self.jobs.len()),
             ("sequences with an owner", self.owners.len()),
-            ("commands", self.commands.len()),
+            ("commands", commands),
             ("returns", self.returns.len()),
             ("pushes", self.pushes.len()),
             ("tickets", self.tickets.len()),
