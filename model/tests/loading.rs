@@ -8,9 +8,9 @@ use std::path::Path;
 use config::{Compute, EngineConfig, KvDtypeConfig, ModelConfig};
 use model::LoadError;
 use protocol::kv::{Fingerprint, KvDtype, KvLayout, ModelIdentity};
-use serde_json::json;
+use serde_json::{Value, json};
 use support::checkpoint::{Checkpoint, Element, Meta, temporary};
-use support::{Setup, tiny_llama};
+use support::{Setup, fixture, tiny_llama};
 
 fn load(path: &Path) -> Result<model::LoadedModel, LoadError> {
     let model = ModelConfig {
@@ -379,10 +379,10 @@ fn both_forms_of_rope_settings_are_read() {
 
 #[test]
 fn experts_that_make_no_sense_are_named() {
-    let family = |name: &str, change: &dyn Fn(&mut serde_json::Value), words: &[&str]| {
+    let family = |name: &str, change: &dyn Fn(&mut Value), words: &[&str]| {
         let (_keep, path) = temporary("model");
         fs::create_dir_all(&path).unwrap();
-        let from = support::fixture(name);
+        let from = fixture(name);
         let mut config = support::read_json(&from.join("config.json"));
         change(&mut config);
         fs::write(path.join("config.json"), config.to_string()).unwrap();

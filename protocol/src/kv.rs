@@ -76,19 +76,23 @@ pub struct KvLayout {
     pub latent: bool,
 }
 
+/// A block of any model that exists has far fewer bytes; more is nonsense that a file or a node says.
+pub const MAX_BLOCK_BYTES: usize = 1 << 40;
+
 impl KvLayout {
-    /// Bytes of one block in one layer (K and V of all heads).
+    /// Bytes of one block in one layer (K and V of all heads); the largest number where they are more.
     pub fn layer_block_bytes(&self) -> usize {
         let row = self.head_dim as usize * self.dtype.size() + self.dtype.scale_bytes();
         // Without elements there is nothing to scale.
         let row = if self.head_dim == 0 { 0 } else { row };
         let halves = if self.latent { 1 } else { 2 };
-        halves * self.num_kv_heads as usize * self.block_tokens as usize * row
+        let rows = halves * self.num_kv_heads as usize;
+        rows.saturating_mul(self.block_tokens as usize).saturating_mul(row)
     }
 
-    /// Bytes of one block in all layers.
+    /// Bytes of one block in all layers; the largest number where they are more.
     pub fn block_bytes(&self) -> usize {
-        self.layer_block_bytes() * self.num_layers as usize
+        self.layer_block_bytes().saturating_mul(self.num_layers as usize)
     }
 
     /// Blocks that hold `tokens` tokens.

@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::json::Reader;
 use super::rope::{self, ConfigRope, Positions, yarn_amplitude};
 use super::{
-    ArchConfig, ArchError, ExpertGroups, ExpertNames, Experts, Latent, Norms, QkNorm, Rope, Scoring, feature_error,
-    value_error,
+    ArchConfig, ArchError, ExpertGroups, ExpertNames, Experts, Latent, MOST_LAYERS, Norms, QkNorm, Rope, Scoring,
+    feature_error, value_error,
 };
 use crate::kernels::{Activation, RopeStyle};
 
@@ -175,8 +175,8 @@ fn windows(config: Reader<'_>, class: &str, layers: usize) -> Result<Vec<Option<
         "MistralForCausalLM" | "MixtralForCausalLM" | "Phi3ForCausalLM" => window,
         _ => None,
     };
-    // The number of layers is checked later; a list for an absurd one would take all memory.
-    let layers = layers.min(1 << 16);
+    // Their number is checked later; a list for an absurd one would take all memory.
+    let layers = layers.min(MOST_LAYERS);
     let kinds = config.list("layer_types", "a list of strings", Value::as_str)?;
     if let Some(kinds) = kinds {
         if kinds.len() != layers {
@@ -242,7 +242,7 @@ fn mixtral_experts(config: Reader<'_>, arch: &ArchConfig) -> Result<Experts, Arc
         normalised: true,
         scale: 1.0,
         groups: None,
-        layers: vec![true; arch.num_layers.min(1 << 16)],
+        layers: vec![true; arch.num_layers.min(MOST_LAYERS)],
         names: ExpertNames::BlockSparse,
     })
 }
@@ -264,7 +264,7 @@ fn qwen3_experts(config: Reader<'_>, layers: usize) -> Result<Experts, ArchError
         normalised: config.flag("norm_topk_prob")?.unwrap_or(false),
         scale: 1.0,
         groups: None,
-        layers: (0..layers.min(1 << 16)).map(sparse).collect(),
+        layers: (0..layers.min(MOST_LAYERS)).map(sparse).collect(),
         names: ExpertNames::Mlp,
     })
 }
@@ -287,7 +287,7 @@ fn deepseek(config: Reader<'_>, class: &str, arch: &mut ArchConfig) -> Result<()
     }
     let theta = config.number("rope_theta")?.unwrap_or(10_000.0);
     let rope = rope::from_section(config, rope::section(config), theta, latent.rope_dim)?;
-    let mut scale = 1.0 / ((latent.plain_dim + latent.rope_dim) as f64).sqrt();
+    let mut scale = 1.0 / (latent.plain_dim as f64 + latent.rope_dim as f64).sqrt();
     if let Some((all, factor)) = rope.all_dim {
         scale *= yarn_amplitude(factor, all).powi(2);
     }
@@ -348,7 +348,7 @@ fn deepseek_experts(config: Reader<'_>, class: &str, layers: usize) -> Result<Ex
         normalised: config.flag("norm_topk_prob")?.unwrap_or(third),
         scale: config.float("routed_scaling_factor", 1.0)?,
         groups: groups.filter(|groups| groups.used < groups.count),
-        layers: (0..layers.min(1 << 16))
+        layers: (0..layers.min(MOST_LAYERS))
             .map(|layer| layer >= dense && layer.is_multiple_of(step))
             .collect(),
         names: ExpertNames::Mlp,

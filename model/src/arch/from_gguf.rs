@@ -4,8 +4,8 @@ use model_files::GgufFile;
 
 use super::rope::{longrope_amplitude, yarn_amplitude};
 use super::{
-    ArchConfig, ArchError, ExpertGroups, ExpertNames, Experts, Latent, Norms, QkNorm, Rope, RopeScaling, Scoring,
-    feature_error, value_error,
+    ArchConfig, ArchError, ExpertGroups, ExpertNames, Experts, Latent, MOST_LAYERS, Norms, QkNorm, Rope, RopeScaling,
+    Scoring, feature_error, value_error,
 };
 use crate::kernels::{Activation, GgmlType, RopeStyle, dequantise};
 
@@ -22,9 +22,6 @@ pub const GGUF_ARCHITECTURES: [&str; 10] = [
     "granite",
     "deepseek2",
 ];
-
-/// Layers of a list by layer, at most: the number is checked later, and a list for an absurd one would take all memory.
-const MOST_LAYERS: usize = 1 << 16;
 
 /// Metadata below the architecture's name.
 struct Keys<'a> {

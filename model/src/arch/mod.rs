@@ -232,8 +232,10 @@ fn feature_error(key: impl Into<String>, value: impl ToString, supported: &'stat
     }
 }
 
-/// Far more than any model has, and little enough that no product of sizes overflows.
+/// Far more than any model has in one direction, all heads together included.
 const LARGEST_SIZE: usize = 1 << 24;
+/// Far more layers than any model has. Lists by layer are no longer, whatever a file says.
+const MOST_LAYERS: usize = 1 << 16;
 
 fn check_size(what: &str, size: usize) -> Result<(), ArchError> {
     if size == 0 || size > LARGEST_SIZE {
@@ -308,6 +310,15 @@ impl ArchConfig {
         for (what, size) in sizes {
             check_size(what, size)?;
         }
+        if self.num_layers > MOST_LAYERS {
+            return Err(value_error(
+                "number of layers",
+                self.num_layers,
+                format!("at most {MOST_LAYERS}"),
+            ));
+        }
+        check_size("size of all heads", self.num_heads * self.head_dim)?;
+        check_size("size of all heads' values", self.num_heads * self.value_dim())?;
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             let right = format!("a divisor of the {} heads", self.num_heads);
             return Err(value_error("number of KV heads", self.num_kv_heads, right));

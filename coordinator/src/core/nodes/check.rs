@@ -3,7 +3,7 @@
 use protocol::PROTOCOL_VERSION;
 use protocol::control::Hello;
 use protocol::ids::{NodeId, Role};
-use protocol::kv::differences;
+use protocol::kv::{MAX_BLOCK_BYTES, differences};
 
 use super::Nodes;
 
@@ -77,6 +77,12 @@ impl Nodes {
                 .filter(|(_, n)| *n == 0)
                 .map(|(name, _)| format!("{name}: is 0, must be at least 1")),
         );
+        let block_bytes = hello.layout.block_bytes();
+        if block_bytes > MAX_BLOCK_BYTES {
+            wrong.push(format!(
+                "KV layout: a block has {block_bytes} bytes, must have at most {MAX_BLOCK_BYTES}"
+            ));
+        }
         if hello.address.is_empty() {
             wrong.push("address: is empty, must be the host:port of the node's KV plane".to_owned());
         }

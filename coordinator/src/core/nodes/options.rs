@@ -93,7 +93,7 @@ impl Nodes {
         DecodeOption {
             cached_blocks: has,
             node: node.candidate(link, load, left, true, wanted.avoid),
-            missing_bytes: missing * node.hello.layout.block_bytes() as u64,
+            missing_bytes: missing.saturating_mul(node.hello.layout.block_bytes() as u64),
             join_us: times.join_us((sequences, shape.prompt), running, steps),
             queue_us: node.queue.us(&times),
             grant_us: GRANT_US,

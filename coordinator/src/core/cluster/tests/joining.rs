@@ -54,6 +54,16 @@ fn a_node_that_differs_is_refused_by_name_of_what_differs() {
     );
     let reason = refusal(&mut bench, |hello| hello.total_blocks = 0);
     assert_eq!(reason, "total_blocks: is 0, must be at least 1");
+    // Also of the first node, which nobody contradicts.
+    let reason = refusal(&mut Bench::default(), |hello| {
+        let layout = &mut hello.layout;
+        (layout.num_layers, layout.head_dim, layout.block_tokens) = (u32::MAX, u32::MAX, u32::MAX);
+    });
+    let most = usize::MAX;
+    assert_eq!(
+        reason,
+        format!("KV layout: a block has {most} bytes, must have at most 1099511627776")
+    );
 }
 
 #[test]
