@@ -122,6 +122,8 @@ async fn what_cannot_be_done_is_said_and_strangers_stay_out() {
         ("GET", "/debug/decisions/1f", "", 400, "1f"),
         ("GET", "/debug/requests?most=0", "", 400, "most=0"),
         ("GET", "/debug/requests?least=1", "", 400, "least"),
+        ("GET", "/debug/blocks?node=d0", "", 400, "node=d0"),
+        ("POST", "/nodes/d0/drain?move=true", "", 400, "move=true"),
         (
             "GET",
             "/debug/decisions/0000000000000000000000000000002a",

@@ -36,6 +36,23 @@ pub struct SequenceSpec {
     pub cache_key: u64,
 }
 
+impl SequenceSpec {
+    /// A prompt whose continuation is the most probable one, of so many tokens; nothing else is wanted.
+    pub fn greedy(token_ids: Vec<u32>, max_tokens: u32) -> Self {
+        Self {
+            prompt_len: token_ids.len(),
+            token_ids,
+            sampling: Arc::new(SamplingParams::greedy()),
+            stop: StopRules::length(max_tokens),
+            prompt_logprobs: None,
+            on_finish: OnFinish::Release,
+            first_only: None,
+            adapter: None,
+            cache_key: 0,
+        }
+    }
+}
+
 /// What becomes of a sequence's blocks when it ends by itself. Cancelled and failed sequences always release them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnFinish {

@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 use engine::engine::Engine;
 use engine::limits::EngineLimits;
 use engine::plan::StepOutput;
-use engine::sequence::{OnFinish, SequenceSpec};
-use protocol::sampling::{SampledToken, SamplingParams, StopRules};
+use engine::sequence::SequenceSpec;
+use protocol::sampling::{SampledToken, SamplingParams};
 use runtime::clock::Clock;
 
 const STEPS: usize = 200;
@@ -53,23 +53,12 @@ fn measure(sequences: usize, context: usize, penalty: f32, prefix_cache: bool) -
         let mut token_ids: Vec<u32> = (0..context).map(|at| (at * 31 + i) as u32).collect();
         token_ids.push(1);
         let spec = SequenceSpec {
-            token_ids,
             prompt_len: context,
             sampling: Arc::new(SamplingParams {
                 repetition_penalty: penalty,
                 ..SamplingParams::greedy()
             }),
-            stop: StopRules {
-                max_tokens: STEPS as u32 + 1,
-                eos_token_ids: Vec::new(),
-                ignore_eos: true,
-                stop_token_ids: Vec::new(),
-            },
-            prompt_logprobs: None,
-            on_finish: OnFinish::Release,
-            first_only: None,
-            adapter: None,
-            cache_key: 0,
+            ..SequenceSpec::greedy(token_ids, STEPS as u32 + 1)
         };
         engine.commit(reservation, spec, context)?;
     }

@@ -188,8 +188,7 @@ mod tests {
     use engine::fake::{ScriptedModel, ScriptedRunner};
     use engine::limits::EngineLimits;
     use engine::runner::NoObserver;
-    use engine::sequence::{OnFinish, SequenceSpec};
-    use protocol::sampling::{SamplingParams, StopRules};
+    use engine::sequence::SequenceSpec;
     use std::collections::BTreeSet;
     use std::time::Duration;
 
@@ -243,22 +242,7 @@ mod tests {
 
         /// Computes a prompt of `len` tokens and one more.
         fn serve(&mut self, salt: u32, len: u32) {
-            let spec = SequenceSpec {
-                token_ids: (0..len).map(|i| (salt * 7 + i) % 1000).collect(),
-                prompt_len: len as usize,
-                sampling: Arc::new(SamplingParams::greedy()),
-                stop: StopRules {
-                    max_tokens: 1,
-                    eos_token_ids: vec![],
-                    ignore_eos: false,
-                    stop_token_ids: vec![],
-                },
-                prompt_logprobs: None,
-                on_finish: OnFinish::Release,
-                first_only: None,
-                adapter: None,
-                cache_key: 0,
-            };
+            let spec = SequenceSpec::greedy((0..len).map(|i| (salt * 7 + i) % 1000).collect(), 1);
             self.engine.add(spec).expect("there is room");
             let mut events = Vec::new();
             let mut step = || self.engine.step(&mut self.runner, &mut NoObserver, &mut events);

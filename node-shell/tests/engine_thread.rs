@@ -12,7 +12,7 @@ use engine::runner::{LayerObserver, Runner, RunnerError};
 use engine::sequence::{OnFinish, SequenceSpec};
 use node_shell::engine_thread::{SequenceEvent, StepTap, start};
 use node_shell::handle::{AwaitedPrompt, EngineHandle, EngineLoad, SequenceStream, SubmitError};
-use protocol::sampling::{FinishReason, SamplingParams, StopRules};
+use protocol::sampling::{FinishReason, SamplingParams};
 use runtime::clock::Clock;
 
 const BLOCKS: usize = 64;
@@ -33,22 +33,7 @@ fn limits() -> EngineLimits {
 }
 
 fn spec(prompt: &[u32], max_tokens: u32) -> SequenceSpec {
-    SequenceSpec {
-        token_ids: prompt.to_vec(),
-        prompt_len: prompt.len(),
-        sampling: Arc::new(SamplingParams::greedy()),
-        stop: StopRules {
-            max_tokens,
-            eos_token_ids: vec![],
-            ignore_eos: false,
-            stop_token_ids: vec![],
-        },
-        prompt_logprobs: None,
-        on_finish: OnFinish::Release,
-        first_only: None,
-        adapter: None,
-        cache_key: 0,
-    }
+    SequenceSpec::greedy(prompt.to_vec(), max_tokens)
 }
 
 /// A prompt of so many tokens that nobody else has.

@@ -9,14 +9,14 @@ use engine::limits::EngineLimits;
 use engine::owners::{Holding, JobName, Origin, Ownership};
 use engine::plan::{StepOutput, StepPlan};
 use engine::runner::{LayerObserver, Runner, RunnerError};
-use engine::sequence::{OnFinish, SequenceSpec};
+use engine::sequence::SequenceSpec;
 use engine::stats::EngineStats;
 use node_shell::engine_thread::{EngineThread, start};
 use node_shell::handle::{AwaitedPrompt, EngineHandle};
 use node_shell::job_list::JobList;
 use protocol::blocks::{JobKey, JobKind, MAX_BLOCK_OWNERS, MAX_BLOCK_PROBLEMS, MAX_PROBLEM_BYTES, OwnerKind};
 use protocol::ids::{Epoch, NodeId, RequestId};
-use protocol::sampling::{SampledToken, SamplingParams, StopRules};
+use protocol::sampling::SampledToken;
 use runtime::clock::Clock;
 
 const BLOCKS: usize = 64;
@@ -125,22 +125,7 @@ fn limits() -> EngineLimits {
 }
 
 fn spec(first: u32, tokens: u32) -> SequenceSpec {
-    SequenceSpec {
-        token_ids: (first..first + tokens).collect(),
-        prompt_len: tokens as usize,
-        sampling: Arc::new(SamplingParams::greedy()),
-        stop: StopRules {
-            max_tokens: 20,
-            eos_token_ids: vec![],
-            ignore_eos: false,
-            stop_token_ids: vec![],
-        },
-        prompt_logprobs: None,
-        on_finish: OnFinish::Release,
-        first_only: None,
-        adapter: None,
-        cache_key: 0,
-    }
+    SequenceSpec::greedy((first..first + tokens).collect(), 20)
 }
 
 /// What an owner is shown as: request, kind, parts, counted blocks.

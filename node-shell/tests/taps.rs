@@ -1,6 +1,5 @@
 //! Taps hear of lost blocks before anybody else writes them: what taps are told and what steps write, in one order.
 
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
@@ -9,10 +8,9 @@ use engine::fake::{ScriptedModel, ScriptedRunner};
 use engine::limits::EngineLimits;
 use engine::plan::{BlockId, SequenceId, StepOutput, StepPlan};
 use engine::runner::{LayerObserver, Runner, RunnerError};
-use engine::sequence::{OnFinish, SequenceSpec};
+use engine::sequence::SequenceSpec;
 use node_shell::engine_thread::{EngineThread, SequenceEvent, StepTap, start};
 use node_shell::handle::{AwaitedPrompt, EngineHandle, SequenceStream};
-use protocol::sampling::{SamplingParams, StopRules};
 use runtime::clock::Clock;
 
 const BLOCKS: usize = 160;
@@ -39,22 +37,7 @@ fn engine() -> Engine {
 }
 
 fn spec(prompt: &[u32], max_tokens: u32) -> SequenceSpec {
-    SequenceSpec {
-        token_ids: prompt.to_vec(),
-        prompt_len: prompt.len(),
-        sampling: Arc::new(SamplingParams::greedy()),
-        stop: StopRules {
-            max_tokens,
-            eos_token_ids: vec![],
-            ignore_eos: false,
-            stop_token_ids: vec![],
-        },
-        prompt_logprobs: None,
-        on_finish: OnFinish::Release,
-        first_only: None,
-        adapter: None,
-        cache_key: 0,
-    }
+    SequenceSpec::greedy(prompt.to_vec(), max_tokens)
 }
 
 /// What happens, in the order in which it does.

@@ -168,6 +168,16 @@ pub struct StopRules {
 }
 
 impl StopRules {
+    /// Ends after so many tokens, and at no token.
+    pub fn length(max_tokens: u32) -> Self {
+        Self {
+            max_tokens,
+            eos_token_ids: Vec::new(),
+            ignore_eos: true,
+            stop_token_ids: Vec::new(),
+        }
+    }
+
     /// Why a sequence ends with `token` as its `generated`-th token (1-based), if it does. A terminating token wins
     /// over the length limit; the HTTP layer maps the tie per endpoint.
     pub fn finish(&self, token: u32, generated: u32) -> Option<FinishReason> {

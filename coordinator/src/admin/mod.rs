@@ -34,6 +34,9 @@ const MAX_BODY: usize = 65_536;
 /// Longest wait for a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The path that takes a query.
+const TAKES_QUERY: &str = "/debug/requests";
+
 /// What the handlers share.
 pub struct AdminState {
     handle: CoordinatorHandle,
@@ -41,9 +44,17 @@ pub struct AdminState {
 }
 
 impl AdminState {
-    /// An error unless `request` has a token.
+    /// An error unless `request` has a token, and no query where none is understood.
     fn admit(&self, request: &HttpRequest) -> Result<(), Problem> {
         match keys::bearer(request.headers()).and_then(|given| keys::find(&self.tokens, given)) {
+            // What is not understood is not ignored.
+            Some(_) if request.path() != TAKES_QUERY && !request.query_string().is_empty() => {
+                let query: String = request.query_string().chars().take(64).collect();
+                let path = request.path();
+                Err(Problem::Invalid(format!(
+                    "{path} takes no query; this one is {query:?}"
+                )))
+            }
             Some(_) => Ok(()),
             None => Err(Problem::Unauthorised),
         }
@@ -96,7 +107,7 @@ fn routes(service: &mut web::ServiceConfig) {
         .route("/nodes/{node}/drain", web::post().to(handlers::drain))
         .route("/nodes/{node}/undrain", web::post().to(handlers::undrain))
         .route("/nodes/{node}/role", web::post().to(handlers::role))
-        .route("/debug/requests", web::get().to(handlers::requests))
+        .route(TAKES_QUERY, web::get().to(handlers::requests))
         .route("/debug/blocks", web::get().to(handlers::blocks))
         .route("/debug/decisions/{request}", web::get().to(handlers::decisions));
 }

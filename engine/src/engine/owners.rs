@@ -77,13 +77,12 @@ mod tests {
 
     use protocol::blocks::{JobKey, JobKind};
     use protocol::ids::{Epoch, NodeId, RequestId};
-    use protocol::sampling::{SamplingParams, StopRules};
 
     use super::*;
     use crate::block_manager::BlockTable;
     use crate::limits::EngineLimits;
     use crate::owners::JobName;
-    use crate::sequence::{OnFinish, SequenceSpec};
+    use crate::sequence::SequenceSpec;
 
     fn engine() -> Engine {
         Engine::new(EngineLimits {
@@ -101,22 +100,7 @@ mod tests {
     }
 
     fn spec(tokens: usize) -> SequenceSpec {
-        SequenceSpec {
-            token_ids: (0..tokens as u32).collect(),
-            prompt_len: tokens,
-            sampling: Arc::new(SamplingParams::greedy()),
-            stop: StopRules {
-                max_tokens: 8,
-                eos_token_ids: Vec::new(),
-                ignore_eos: true,
-                stop_token_ids: Vec::new(),
-            },
-            prompt_logprobs: None,
-            on_finish: OnFinish::Release,
-            first_only: None,
-            adapter: None,
-            cache_key: 0,
-        }
+        SequenceSpec::greedy((0..tokens as u32).collect(), 8)
     }
 
     fn job(request: u128) -> Origin {

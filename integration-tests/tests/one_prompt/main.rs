@@ -64,20 +64,8 @@ fn prompt(salt: usize, length: usize) -> Vec<u32> {
 
 fn spec(token_ids: Vec<u32>, sampling: SamplingParams) -> SequenceSpec {
     SequenceSpec {
-        prompt_len: token_ids.len(),
-        token_ids,
         sampling: Arc::new(sampling),
-        stop: StopRules {
-            max_tokens: OUTPUTS,
-            eos_token_ids: Vec::new(),
-            ignore_eos: true,
-            stop_token_ids: Vec::new(),
-        },
-        prompt_logprobs: None,
-        on_finish: OnFinish::Release,
-        first_only: None,
-        adapter: None,
-        cache_key: 0,
+        ..SequenceSpec::greedy(token_ids, OUTPUTS)
     }
 }
 

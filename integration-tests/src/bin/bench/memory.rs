@@ -1,6 +1,5 @@
 //! `scripts/bench memory`: resident memory of a prefill and a decode node, as started and with the KV pool used.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,6 +10,8 @@ use integration_tests::ports;
 use reqwest::Client;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
+
+use crate::report::measured;
 
 const NODES: [&str; 2] = ["prefill", "decode"];
 const PARTS: [&str; 5] = ["weights", "embedding", "tables", "kv_pool", "other"];
@@ -41,17 +42,7 @@ pub(crate) struct Args {
 
 /// Measures and prints.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let mut json = args
-        .json
-        .as_ref()
-        .map(|path| std::fs::File::create(path).with_context(|| format!("--json {}", path.display())))
-        .transpose()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let found = runtime.block_on(measure(args))?;
-    if let Some(file) = &mut json {
-        writeln!(file, "{found:#}")?;
-    }
-    Ok(())
+    measured(args.json.as_deref(), measure(args))
 }
 
 async fn measure(args: &Args) -> Result<Value> {

@@ -1,17 +1,15 @@
 //! The other half of `scripts/bench interfere`: prompts and running decodes on one engine, as on a decode node that has
 //! to compute a prompt itself because no prefill node is left. The engine's own thread is driven, without a network.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use config::Config;
 use engine::engine::Engine;
 use engine::limits::EngineLimits;
-use engine::sequence::{OnFinish, SequenceSpec};
+use engine::sequence::SequenceSpec;
 use node_shell::engine_thread::{self, SequenceEvent};
 use node_shell::handle::{EngineHandle, SequenceStream};
-use protocol::sampling::{SamplingParams, StopRules};
 use runtime::clock::Clock;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -214,22 +212,8 @@ impl Node {
         self.prompts += 1;
         let salt = self.prompts * 101;
         let token = |i: u64| ((i * i * 31 + i * 7 + salt) % self.vocab) as u32;
-        let spec = SequenceSpec {
-            token_ids: (0..tokens as u64).map(token).collect(),
-            prompt_len: tokens,
-            sampling: Arc::new(SamplingParams::greedy()),
-            stop: StopRules {
-                max_tokens: u32::try_from(max_tokens)?,
-                eos_token_ids: Vec::new(),
-                ignore_eos: true,
-                stop_token_ids: Vec::new(),
-            },
-            prompt_logprobs: None,
-            on_finish: OnFinish::Release,
-            first_only: None,
-            adapter: None,
-            cache_key: 0,
-        };
+        let prompt = (0..tokens as u64).map(token).collect();
+        let spec = SequenceSpec::greedy(prompt, u32::try_from(max_tokens)?);
         Ok(self.handle.add(spec, None).await?)
     }
 

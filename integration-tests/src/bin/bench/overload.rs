@@ -1,13 +1,12 @@
 //! `scripts/bench overload`: what a crowd that waits costs those who are served: tokens a second of a decode node that has
 //! room for a few sequences, with as many requests as fit, and with many more that wait.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use integration_tests::client::post_ok;
 use integration_tests::cluster::{Cluster, ClusterSpec, metric};
 use integration_tests::ports;
@@ -16,7 +15,7 @@ use runtime::clock::Clock;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::report::median;
+use crate::report::{measured, median};
 
 /// Between the first requests of a window and its beginning.
 const SETTLE: Duration = Duration::from_millis(1_500);
@@ -60,20 +59,7 @@ pub(crate) struct Args {
 
 /// Measures and prints.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let mut json = args
-        .json
-        .as_ref()
-        .map(|path| std::fs::File::create(path).with_context(|| format!("--json {}", path.display())))
-        .transpose()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
-    let found = runtime.block_on(measure(args))?;
-    if let Some(file) = &mut json {
-        writeln!(file, "{found:#}")?;
-    }
-    Ok(())
+    measured(args.json.as_deref(), measure(args))
 }
 
 /// The processes, and what is asked of them.

@@ -1,11 +1,31 @@
 //! Rows of figures: as a table and as JSON.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
 
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::roofline::{Bound, Peaks};
 use crate::unit::Taken;
+
+/// Runs a measurement of processes on a runtime of its own, and writes its figures to a file if one is named. That is opened
+/// first, so that nothing is measured in vain.
+pub(crate) fn measured(json: Option<&Path>, measure: impl Future<Output = Result<Value>>) -> Result<()> {
+    let named = |path: &Path| File::create(path).with_context(|| format!("--json {}", path.display()));
+    let mut json = json.map(named).transpose()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    let found = runtime.block_on(measure)?;
+    if let Some(file) = &mut json {
+        writeln!(file, "{found:#}")?;
+    }
+    Ok(())
+}
 
 /// Kinds of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -11,10 +11,10 @@ use engine::event::EngineEvent;
 use engine::limits::EngineLimits;
 use engine::plan::SequenceId;
 use engine::runner::NoObserver;
-use engine::sequence::{OnFinish, SequenceSpec};
+use engine::sequence::SequenceSpec;
 use integration_tests::cpu_time;
 use model::{LoadedModel, ModelRunner};
-use protocol::sampling::{Grammar, SamplingParams, StopRules};
+use protocol::sampling::{Grammar, SamplingParams};
 use runtime::clock::Clock;
 
 /// Steps before those that are measured.
@@ -121,20 +121,9 @@ impl Unit {
             ..SamplingParams::greedy()
         };
         let spec = SequenceSpec {
-            token_ids: self.prompt.clone(),
-            prompt_len: self.prompt.len(),
             sampling: Arc::new(sampling),
-            stop: StopRules {
-                max_tokens: tokens as u32,
-                eos_token_ids: Vec::new(),
-                ignore_eos: true,
-                stop_token_ids: Vec::new(),
-            },
-            prompt_logprobs: None,
-            on_finish: OnFinish::Release,
-            first_only: None,
             adapter,
-            cache_key: 0,
+            ..SequenceSpec::greedy(self.prompt.clone(), tokens as u32)
         };
         Ok(self.engine.add(spec)?)
     }

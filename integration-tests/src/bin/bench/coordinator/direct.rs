@@ -77,12 +77,7 @@ impl Direct {
 
     /// One request with that prompt for so many tokens; how long it took.
     pub(super) async fn ask(&self, prompt: &[u32], tokens: u32) -> Result<Duration> {
-        let stop = StopRules {
-            max_tokens: tokens,
-            eos_token_ids: Vec::new(),
-            ignore_eos: true,
-            stop_token_ids: Vec::new(),
-        };
+        let stop = StopRules::length(tokens);
         let from = Clock.now();
         let decode = DecodeJob {
             request: RequestId(1),

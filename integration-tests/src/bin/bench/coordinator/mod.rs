@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use self::client::{Connection, request};
 use self::direct::Direct;
 use self::nodes::FakeNode;
-use crate::report::median;
+use crate::report::{measured, median};
 
 /// Positions of the model that the coordinator is told of: more than any default model has.
 const POSITIONS: u32 = 65_536;
@@ -55,15 +55,7 @@ pub(crate) struct Args {
 
 /// Measures and prints.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
-    let found = runtime.block_on(measure(args))?;
-    if let Some(path) = &args.json {
-        std::fs::write(path, format!("{found:#}")).with_context(|| format!("--json {}", path.display()))?;
-    }
-    Ok(())
+    measured(args.json.as_deref(), measure(args))
 }
 
 async fn measure(args: &Args) -> Result<Value> {
