@@ -12,6 +12,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("protocol", &[]),
     ("config", &[]),
     ("model-files", &[]),
+    ("model-hub", &[]),
     ("runtime", &["protocol", "config"]),
     ("engine", &["protocol", "config"]),
     ("grammar", &["protocol", "model-files"]),

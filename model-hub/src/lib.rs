@@ -1,0 +1,1 @@
+//! Models from a hub.
