@@ -176,3 +176,90 @@ fn ratios_against_recorded_figures() -> Result<()> {
     );
     Ok(())
 }
+
+/// A trace of the two-column form, in miniature.
+const TRACE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens\n\
+    2023-11-16 18:17:03.9799600,40,8\n\
+    2023-11-16 18:17:04.0319600,24,6\n\
+    2023-11-16 18:17:04.0781600,64,4\n";
+
+#[test]
+fn splits_are_measured_with_real_processes_under_one_trace() -> Result<()> {
+    let dir = TempDir::new()?;
+    let (trace, figures) = (dir.path().join("trace.csv"), dir.path().join("figures.json"));
+    std::fs::write(&trace, TRACE)?;
+    let model = tiny_model();
+    let words = |path: &Path| path.to_str().map(str::to_owned).context("not UTF-8");
+    let (model, trace, json) = (words(&model)?, words(&trace)?, words(&figures)?);
+    let ours = [
+        "ratio",
+        "--model",
+        &model,
+        "--cores",
+        "0",
+        "--splits",
+        "1:1,both:2",
+        "--rates",
+        "20",
+        "--json",
+        &json,
+    ];
+    let load = [
+        "--",
+        "--dialect",
+        "completions",
+        "--trace",
+        &trace,
+        "--ignore-eos",
+        "--slo-ttft-ms",
+        "60000",
+    ];
+    // Not through `bench`: processes are put on cores by a program that is on the PATH.
+    let output = Command::new(env!("CARGO_BIN_EXE_bench"))
+        .args(ours)
+        .args(load)
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        output.status.success(),
+        "{text}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let found: Value = serde_json::from_str(&std::fs::read_to_string(&figures)?)?;
+    let rows = found["rates"][0]["rows"].as_array().context("no rows")?;
+    let splits: Vec<_> = rows.iter().map(|row| &row["split"]).collect();
+    assert_eq!(splits, ["1:1", "both:2"]);
+    for row in rows {
+        assert_eq!(
+            (&row["failed"], &row["in SLO %"]),
+            (&json!(0.0), &json!(100.0)),
+            "{row}"
+        );
+        assert!(row["D busy %"].as_f64() > Some(0.0), "{row}");
+    }
+    assert!(
+        rows[0]["P busy %"].as_f64() > Some(0.0) && rows[1]["P busy %"].is_null(),
+        "{found:#}"
+    );
+    assert!(text.contains("nodes share cores!") && text.contains("best: "), "{text}");
+    Ok(())
+}
+
+#[test]
+fn a_split_that_is_none_and_a_server_that_is_unknown_are_refused() -> Result<()> {
+    let model = tiny_model();
+    let model = model.to_str().context("not UTF-8")?;
+    for (arguments, words) in [
+        (&["--splits", "1:0"][..], &["--splits", "1:0", "P:D"][..]),
+        (&["--rates", "0"], &["--rates", "above 0"]),
+        (&["--vs", "tgi"], &["--vs tgi", "llama-server"]),
+        (&["--vs", "llama-server"], &["--vs llama-server", "GGUF"]),
+        (&["--", "--rate", "3"], &["--rate", "--rates"]),
+    ] {
+        let complaint = refused(&[&["ratio", "--model", model], arguments].concat())?;
+        for word in words {
+            assert!(complaint.contains(word), "{arguments:?}: no {word:?} in {complaint}");
+        }
+    }
+    Ok(())
+}

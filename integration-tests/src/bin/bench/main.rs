@@ -11,6 +11,7 @@ mod memory;
 mod mixed;
 mod overload;
 mod pin;
+mod ratio;
 mod report;
 mod roofline;
 mod steps;
@@ -40,6 +41,8 @@ enum What {
     Interfere(interfere::Args),
     /// What requests that wait cost those that are served.
     Overload(overload::Args),
+    /// Splits of the same cores into prefill and decode nodes, under the same load; another server beside them.
+    Ratio(ratio::Args),
     /// Resident memory of a prefill and a decode node, as started and with the KV pool used.
     Memory(memory::Args),
     /// What stop strings cost while tokens are generated.
@@ -56,6 +59,7 @@ fn main() -> Result<()> {
         What::Coordinator(args) => coordinator::run(&args),
         What::Interfere(args) => interfere::run(&args),
         What::Overload(args) => overload::run(&args),
+        What::Ratio(args) => ratio::run(&args),
         What::Memory(args) => memory::run(&args),
         What::Stops(args) => stops::run(&args),
         What::Structured(args) => structured::run(&args),

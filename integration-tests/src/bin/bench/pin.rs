@@ -6,14 +6,20 @@ use anyhow::{Context, Result, ensure};
 
 /// Keeps all threads of a process, and those it will start, on one core.
 pub(crate) fn to_core(pid: u32, core: usize) -> Result<()> {
+    to_cores(pid, &[core])
+}
+
+/// Keeps all threads of a process, and those it will start, on some cores.
+pub(crate) fn to_cores(pid: u32, cores: &[usize]) -> Result<()> {
+    let list = cores.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let output = Command::new("taskset")
-        .args(["-a", "-c", "-p", &core.to_string(), &pid.to_string()])
+        .args(["-a", "-c", "-p", &list, &pid.to_string()])
         .stdin(Stdio::null())
         .output()
         .context("taskset (of util-linux) is needed to put processes on cores")?;
     ensure!(
         output.status.success(),
-        "taskset cannot put process {pid} on core {core}: {}",
+        "taskset cannot put process {pid} on {list} of the cores: {}",
         String::from_utf8_lossy(&output.stderr).trim()
     );
     Ok(())
