@@ -10,7 +10,7 @@ use coordinator::admin;
 use fake_node::{Coordinator, request};
 use http_support::client::{Response, exchange};
 use protocol::blocks::{BlockAudit, BlockOwner, JobKey, JobKind, MAX_BLOCK_OWNERS, OwnerKind};
-use protocol::control::{CoordinatorMessage, LoadReport, NodeMessage};
+use protocol::control::{CoordinatorMessage, LoadReport, NodeMessage, WorkDone};
 use protocol::ids::{Epoch, RequestId};
 use serde_json::json;
 
@@ -75,10 +75,40 @@ async fn operators_see_nodes_and_give_them_orders() {
         .report(LoadReport {
             sequence: 1,
             free_blocks: 64,
+            oldest_wait_ms: 12,
+            done: WorkDone {
+                preemptions: 3,
+                cache_queried_tokens: 8,
+                cache_hit_tokens: 2,
+                ..WorkDone::default()
+            },
             ..LoadReport::default()
         })
         .await;
     coordinator.until(|status| status.is_ready()).await;
+    let all = ask(address, "GET", "/nodes", TOKEN, "").await.json();
+    let (pool, node) = (&all["pools"][0], &all["nodes"][0]);
+    assert_eq!((&pool["role"], &pool["nodes"]), (&json!("prefill"), &json!(1)), "{all}");
+    assert_eq!(
+        (&node["node"], &node["cache_hit_rate"]),
+        (&json!("p0"), &json!(null)),
+        "{all}"
+    );
+    let (pool, node) = (&all["pools"][1], &all["nodes"][1]);
+    for shown in [pool, node] {
+        assert_eq!(
+            (&shown["role"], &shown["oldest_wait_ms"]),
+            (&json!("decode"), &json!(12)),
+            "{all}"
+        );
+        assert_eq!(
+            (&shown["cache_hit_rate"], &shown["free_blocks"]),
+            (&json!(0.25), &json!(64)),
+            "{all}"
+        );
+        assert!(shown["tokens_per_second"].is_f64(), "{all}");
+    }
+    assert_eq!(node["preemptions"], 3, "{all}");
     let _stream = coordinator.submit(request(0x1f, 3)).await;
     let (_job, _side) = decode.decode().await;
     let why = ask(address, "GET", &format!("/debug/decisions/{:032x}", 0x1f), TOKEN, "").await;

@@ -8,7 +8,7 @@ use kv_transfer::receiver::Receiver;
 use node_shell::grammars;
 use node_shell::handle::{AwaitedPrompt, ReservedBlocks};
 use node_shell::job::{JobGone, JobStream, check_tokens};
-use node_shell::process::{JobAdapter, NodeContext, NodeRole};
+use node_shell::process::{JobAdapter, MovedBytes, NodeContext, NodeRole};
 use protocol::control::{ChoiceStart, DecodeJob, Job, JobErrorKind, JobEvent, KvSource};
 use protocol::ids::Ticket;
 use protocol::sampling::StopRules;
@@ -324,6 +324,13 @@ impl NodeRole for DecodeRole {
 
     async fn serve_kv(&self, link: Link) {
         self.receiver.serve(link).await;
+    }
+
+    fn moved(&self) -> MovedBytes {
+        MovedBytes {
+            sent_bytes: 0,
+            received_bytes: self.receiver.received_bytes(),
+        }
     }
 }
 

@@ -59,6 +59,8 @@ pub struct Engine {
     others: Vec<Holder>,
     next_id: u64,
     steps: u64,
+    step_time: Duration,
+    batched_sequences: u64,
     rows: u64,
     sampled_tokens: u64,
 }
@@ -87,6 +89,8 @@ impl Engine {
             others: Vec::new(),
             next_id: 0,
             steps: 0,
+            step_time: Duration::ZERO,
+            batched_sequences: 0,
             rows: 0,
             sampled_tokens: 0,
         })
@@ -185,6 +189,7 @@ impl Engine {
     pub fn note_step_time(&mut self, elapsed: Duration) {
         if self.in_flight {
             self.scheduler.times.note(&Work::of(&self.plan), elapsed);
+            self.step_time += elapsed;
         }
     }
 
@@ -218,6 +223,7 @@ impl Engine {
         };
         self.plan = plan;
         self.steps += 1;
+        self.batched_sequences += u64::from(stats.batch_size);
         self.rows += u64::from(stats.rows);
         self.sampled_tokens += u64::from(stats.sampled_tokens);
         self.end_step();
@@ -282,9 +288,12 @@ impl Engine {
             owned_blocks: self.blocks.owned(),
             running: self.scheduler.num_running(),
             waiting: self.scheduler.num_waiting(),
+            preempted: self.scheduler.num_preempted(),
             held: self.held.len(),
             reservations: self.reservations.len(),
             steps: self.steps,
+            step_time: self.step_time,
+            batched_sequences: self.batched_sequences,
             rows: self.rows,
             sampled_tokens: self.sampled_tokens,
             preemptions: counts.preemptions,
@@ -295,6 +304,11 @@ impl Engine {
             cache_evictions: self.blocks.evictions(),
             queued_rows: self.scheduler.queued_rows(),
         }
+    }
+
+    /// The sequence, or beam search, that waits first in line; `None` if none waits.
+    pub fn first_waiting(&self) -> Option<SequenceId> {
+        self.scheduler.first_waiting()
     }
 
     fn new_id(&mut self) -> SequenceId {

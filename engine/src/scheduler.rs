@@ -70,6 +70,17 @@ impl Scheduler {
         self.waiting.len()
     }
 
+    /// Those that wait, have started before and own no blocks: a preemption took them.
+    pub(crate) fn num_preempted(&self) -> usize {
+        let lost = |sequence: &&Sequence| sequence.cached_tokens.is_some() && !sequence.owns_blocks();
+        self.waiting.iter().filter(lost).count()
+    }
+
+    /// Under whose name the one that waits first in line is known.
+    pub(crate) fn first_waiting(&self) -> Option<SequenceId> {
+        self.waiting.front().map(|sequence| sequence.owner)
+    }
+
     pub(crate) fn counts(&self) -> Counts {
         self.counts
     }

@@ -1,5 +1,7 @@
 //! Numbers about the engine, for load reports, metrics and the audit. The engine only returns them; shells publish.
 
+use std::time::Duration;
+
 use thiserror::Error;
 
 /// State of an engine between two calls. `free_blocks + cached_blocks + owned_blocks = total_blocks`.
@@ -17,12 +19,18 @@ pub struct EngineStats {
     pub running: usize,
     /// Sequences that wait for a slot or for blocks.
     pub waiting: usize,
+    /// Those of them that had started and have lost their blocks to others.
+    pub preempted: usize,
     /// Ended sequences whose blocks are held.
     pub held: usize,
     /// Reservations that are neither committed nor released.
     pub reservations: usize,
     /// Steps applied since the start.
     pub steps: u64,
+    /// What these steps took, as far as [`crate::engine::Engine::note_step_time`] has told.
+    pub step_time: Duration,
+    /// Sequences that these steps advanced, summed over the steps.
+    pub batched_sequences: u64,
     /// Rows computed since the start.
     pub rows: u64,
     /// Tokens sampled since the start.

@@ -5,6 +5,7 @@
 //! of two things happens: `committed` returned `Ok`, or `aborted` was called.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -104,6 +105,8 @@ struct Shared {
     commit_timeout: Duration,
     slots: Semaphore,
     open: Mutex<HashSet<Ticket>>,
+    /// Payload bytes of the handoffs that are over.
+    received: AtomicU64,
 }
 
 impl Receiver {
@@ -130,6 +133,7 @@ impl Receiver {
                 commit_timeout,
                 slots,
                 open,
+                received: AtomicU64::new(0),
             }),
         }
     }
@@ -155,6 +159,11 @@ impl Receiver {
         }
     }
 
+    /// Payload bytes that were written into blocks by all handoffs that are over.
+    pub fn received_bytes(&self) -> u64 {
+        self.shared.received.load(Ordering::Relaxed)
+    }
+
     /// Runs one handoff to its end, on any transport, and publishes what came.
     pub async fn handle<O, I>(&self, mut outgoing: O, mut incoming: I) -> (Outcome, ReceiveCounters)
     where
@@ -178,6 +187,7 @@ impl Receiver {
                 incoming.stop(code::REVOKED);
             }
         }
+        self.shared.received.fetch_add(counters.bytes, Ordering::Relaxed);
         stats::publish_handoff(&counters, &outcome);
         (outcome, counters)
     }

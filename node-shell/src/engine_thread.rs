@@ -112,7 +112,7 @@ pub fn start(
 ) -> std::io::Result<(EngineHandle, EngineThread)> {
     let inbox = Inbox::new(queue_capacity);
     let cache = CacheFeed::new(engine.limits().total_blocks);
-    let (load_sender, load) = watch::channel(EngineLoad::new(&engine, false));
+    let (load_sender, load) = watch::channel(EngineLoad::new(&engine, false, None));
     let (ended_sender, ended) = oneshot::channel();
     let state = State {
         engine,
@@ -194,7 +194,8 @@ impl State {
 
     /// Publishes the state. A step that never ends is seen by what was said before it began.
     fn publish(&mut self, pending: bool) {
-        let load = EngineLoad::new(&self.engine, pending);
+        let first = self.engine.first_waiting().and_then(|id| self.records.get(&id));
+        let load = EngineLoad::new(&self.engine, pending, first.map(Record::waits_since));
         let changed = self
             .load
             .send_if_modified(|current| std::mem::replace(current, load) != load);

@@ -1,13 +1,15 @@
 //! What the async world holds of the engine: a handle for new work, and owners that give back on drop.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use engine::engine::{AddError, Engine};
 use engine::owners::{JobName, Ownership};
 use engine::plan::{BlockId, SequenceId};
 use engine::reservation::{CommitError, Reservation, ReserveError};
 use engine::sequence::SequenceSpec;
-use protocol::control::{JobError, JobErrorKind, StepTimeModel};
+use engine::stats::EngineStats;
+use protocol::control::{JobError, JobErrorKind, StepTimeModel, WorkDone};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -40,6 +42,10 @@ pub struct EngineLoad {
     pub running: u32,
     /// Sequences that wait.
     pub waiting: u32,
+    /// Those of them that had started and have lost their blocks to others.
+    pub preempted: u32,
+    /// Since when the one that is first in line has waited.
+    pub waiting_since: Option<Instant>,
     /// Reservations that are not committed.
     pub reservations: u32,
     /// A step is being computed.
@@ -48,11 +54,14 @@ pub struct EngineLoad {
     pub queued_tokens: u64,
     /// What steps take.
     pub step_times: StepTimeModel,
+    /// What the engine has done; the bytes of handoffs are not its business.
+    pub done: WorkDone,
 }
 
 impl EngineLoad {
-    /// The state of `engine`. `pending`: a step has been planned and not applied.
-    pub(crate) fn new(engine: &Engine, pending: bool) -> Self {
+    /// The state of `engine`. `pending`: a step has been planned and not applied. `waiting_since`: since when the first in
+    /// line has waited.
+    pub(crate) fn new(engine: &Engine, pending: bool, waiting_since: Option<Instant>) -> Self {
         let stats = engine.stats();
         Self {
             steps: stats.steps,
@@ -61,11 +70,30 @@ impl EngineLoad {
             owned_blocks: narrow(stats.owned_blocks),
             running: narrow(stats.running),
             waiting: narrow(stats.waiting),
+            preempted: narrow(stats.preempted),
+            waiting_since,
             reservations: narrow(stats.reservations),
             pending,
             queued_tokens: stats.queued_rows,
             step_times: engine.step_times(),
+            done: done(&stats),
         }
+    }
+}
+
+fn done(stats: &EngineStats) -> WorkDone {
+    WorkDone {
+        step_us: u64::try_from(stats.step_time.as_micros()).unwrap_or(u64::MAX),
+        batched_sequences: stats.batched_sequences,
+        rows: stats.rows,
+        sampled_tokens: stats.sampled_tokens,
+        preemptions: stats.preemptions,
+        preempted_rows: stats.preempted_rows,
+        cache_queried_tokens: stats.cache_queried_tokens,
+        cache_hit_tokens: stats.cache_hit_tokens,
+        cache_evictions: stats.cache_evictions,
+        sent_bytes: 0,
+        received_bytes: 0,
     }
 }
 

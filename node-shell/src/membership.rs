@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use discovery::Found;
 use discovery::core::directory::{Action, Directory};
@@ -256,7 +256,7 @@ impl<R: NodeRole> Member<R> {
                 role,
                 draining: draining || stopping,
             };
-            if let Some(report) = reports.next(self.engine.load(), duty)
+            if let Some(report) = reports.next(Clock.now(), self.load(), duty)
                 && let Err(error) = writer.write(&NodeMessage::Load(report)).await
             {
                 return error.into();
@@ -273,6 +273,14 @@ impl<R: NodeRole> Member<R> {
                 return error.into();
             }
         }
+    }
+
+    /// The engine's state, and what the role has moved.
+    fn load(&self) -> EngineLoad {
+        let mut load = self.engine.load();
+        let moved = self.role.moved();
+        (load.done.sent_bytes, load.done.received_bytes) = (moved.sent_bytes, moved.received_bytes);
+        load
     }
 
     fn obey(&self, order: &CoordinatorMessage, link: &Link) {
@@ -344,7 +352,7 @@ struct Reports {
 }
 
 impl Reports {
-    fn next(&mut self, load: EngineLoad, duty: Duty) -> Option<LoadReport> {
+    fn next(&mut self, now: Instant, load: EngineLoad, duty: Duty) -> Option<LoadReport> {
         self.quiet += 1;
         if self.last == Some((load, duty)) && self.quiet < QUIET_INTERVALS {
             return None;
@@ -360,14 +368,21 @@ impl Reports {
             owned_blocks: load.owned_blocks,
             running: load.running,
             waiting: load.waiting,
+            preempted: load.preempted,
+            oldest_wait_ms: load.waiting_since.map_or(0, |since| millis(now, since)),
             reservations: load.reservations,
             draining: duty.draining,
             role: duty.role,
             pending: load.pending,
             queued_tokens: load.queued_tokens,
             step_times: load.step_times,
+            done: load.done,
         })
     }
+}
+
+fn millis(now: Instant, since: Instant) -> u64 {
+    u64::try_from(now.saturating_duration_since(since).as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -385,24 +400,30 @@ mod tests {
 
     #[test]
     fn a_change_is_reported_at_once_and_silence_is_broken_now_and_then() {
-        let mut reports = Reports::default();
+        let (mut reports, now) = (Reports::default(), Clock.now());
         let idle = EngineLoad {
             free_blocks: 8,
             ..EngineLoad::default()
         };
-        assert_eq!(reports.next(idle, WORKS).map(|r| r.sequence), Some(1));
-        assert_eq!(reports.next(idle, WORKS), None);
+        assert_eq!(reports.next(now, idle, WORKS).map(|r| r.sequence), Some(1));
+        assert_eq!(reports.next(now, idle, WORKS), None);
         let busy = EngineLoad { free_blocks: 7, ..idle };
         assert_eq!(
-            reports.next(busy, WORKS).map(|r| (r.sequence, r.free_blocks)),
+            reports.next(now, busy, WORKS).map(|r| (r.sequence, r.free_blocks)),
             Some((2, 7))
         );
-        let draining = reports.next(busy, DRAINS).expect("a change");
+        let draining = reports.next(now, busy, DRAINS).expect("a change");
         assert!(draining.draining && draining.role == Role::Decode);
         let silent = (0..QUIET_INTERVALS - 1)
-            .filter(|_| reports.next(busy, DRAINS).is_some())
+            .filter(|_| reports.next(now, busy, DRAINS).is_some())
             .count();
         assert_eq!(silent, 0);
-        assert!(reports.next(busy, DRAINS).is_some());
+        assert!(reports.next(now, busy, DRAINS).is_some());
+        let waits = EngineLoad {
+            waiting_since: Some(now),
+            ..busy
+        };
+        let told = reports.next(now + Duration::from_millis(1_500), waits, DRAINS);
+        assert_eq!(told.map(|report| report.oldest_wait_ms), Some(1_500));
     }
 }

@@ -41,6 +41,18 @@ pub trait NodeRole: Send + Sync + 'static {
 
     /// Serves a KV link that another node opened, until it closes.
     fn serve_kv(&self, link: Link) -> impl Future<Output = ()> + Send;
+
+    /// How much KV it has moved so far.
+    fn moved(&self) -> MovedBytes;
+}
+
+/// KV payload that a role has moved since the process started, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MovedBytes {
+    /// Sent, repeats included.
+    pub sent_bytes: u64,
+    /// Written into blocks.
+    pub received_bytes: u64,
 }
 
 /// Why a node cannot start or had to stop.

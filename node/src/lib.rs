@@ -6,7 +6,7 @@
 
 use decode_node::role::DecodeRole;
 use node_shell::job::{JobGone, JobStream};
-use node_shell::process::{NodeContext, NodeRole};
+use node_shell::process::{MovedBytes, NodeContext, NodeRole};
 use prefill_node::role::PrefillRole;
 use protocol::control::Job;
 use runtime::quic::Link;
@@ -40,5 +40,12 @@ impl NodeRole for BothRoles {
 
     async fn serve_kv(&self, link: Link) {
         self.decode.serve_kv(link).await;
+    }
+
+    fn moved(&self) -> MovedBytes {
+        MovedBytes {
+            sent_bytes: self.prefill.moved().sent_bytes,
+            received_bytes: self.decode.moved().received_bytes,
+        }
     }
 }

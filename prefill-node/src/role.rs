@@ -11,7 +11,7 @@ use node_shell::engine_thread::{ComputedEvent, SequenceEvent, StepTap, TokenEven
 use node_shell::grammars;
 use node_shell::handle::SequenceStream;
 use node_shell::job::{JobGone, JobStream, check_tokens};
-use node_shell::process::{JobAdapter, NodeContext, NodeRole};
+use node_shell::process::{JobAdapter, MovedBytes, NodeContext, NodeRole};
 use protocol::control::{HandoffTarget, Job, JobError, JobErrorKind, JobEvent, PrefillJob, PromptComputed};
 use protocol::sampling::StopRules;
 use protocol::transfer::PushOpen;
@@ -310,6 +310,13 @@ impl NodeRole for PrefillRole {
     async fn serve_kv(&self, link: Link) {
         // The endpoint offers no KV plane to others in this role.
         tracing::warn!(peer = %link.peer, "a prefill node takes no KV in");
+    }
+
+    fn moved(&self) -> MovedBytes {
+        MovedBytes {
+            sent_bytes: self.pusher.sent_bytes(),
+            received_bytes: 0,
+        }
     }
 }
 

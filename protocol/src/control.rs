@@ -114,6 +114,34 @@ pub struct StepTimeModel {
     pub single_key_ns: u64,
 }
 
+/// What a node has done since its process started. Each number only ever grows; whoever wants a rate takes the difference of
+/// two reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct WorkDone {
+    /// Microseconds that its steps took.
+    pub step_us: u64,
+    /// Sequences that its steps advanced, summed over the steps.
+    pub batched_sequences: u64,
+    /// Rows (tokens of prompts, and generated ones that were looked at to draw the next) that it computed.
+    pub rows: u64,
+    /// Tokens that it sampled.
+    pub sampled_tokens: u64,
+    /// Sequences that lost their blocks to others.
+    pub preemptions: u64,
+    /// Rows that were computed for nothing, since their sequences lost the blocks.
+    pub preempted_rows: u64,
+    /// Tokens for which its prefix cache was asked.
+    pub cache_queried_tokens: u64,
+    /// Tokens of these whose KV was there.
+    pub cache_hit_tokens: u64,
+    /// Cached blocks that were forgotten because others needed the room.
+    pub cache_evictions: u64,
+    /// KV payload bytes sent to other nodes, repeats included.
+    pub sent_bytes: u64,
+    /// KV payload bytes from other nodes that were written into blocks.
+    pub received_bytes: u64,
+}
+
 /// State of a node after a step. Reports are cumulative: a lost one costs nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct LoadReport {
@@ -131,6 +159,10 @@ pub struct LoadReport {
     pub running: u32,
     /// Sequences waiting in the engine.
     pub waiting: u32,
+    /// Those of them that had started and have lost their blocks to others.
+    pub preempted: u32,
+    /// How long the one that is first in line has waited, in milliseconds; 0 if none waits.
+    pub oldest_wait_ms: u64,
     /// Open reservations that have not been committed.
     pub reservations: u32,
     /// The node takes no new jobs; it finishes those that run.
@@ -143,6 +175,8 @@ pub struct LoadReport {
     pub queued_tokens: u64,
     /// What its steps take.
     pub step_times: StepTimeModel,
+    /// What it has done so far.
+    pub done: WorkDone,
 }
 
 /// First message of a job stream.

@@ -21,7 +21,7 @@ pub mod sampling;
 pub mod transfer;
 
 /// Version of every message in this crate. Peers with another version are refused at `Hello`.
-pub const PROTOCOL_VERSION: u16 = 6;
+pub const PROTOCOL_VERSION: u16 = 7;
 /// ALPN of the control plane.
 pub const ALPN_CONTROL: &[u8] = b"baton-ctl/1";
 /// ALPN of the KV plane.

@@ -1,6 +1,7 @@
 //! What the admin plane answers.
 
 use std::fmt;
+use std::time::Duration;
 
 use actix_web::http::StatusCode;
 use actix_web::{HttpResponse, ResponseError};
@@ -9,7 +10,7 @@ use serde_json::json;
 
 use crate::core::block_audit::AuditError;
 use crate::core::cluster::OrderError;
-use crate::core::types::NodeStatus;
+use crate::core::types::{NodeStatus, PoolStatus, Rates};
 
 /// Why a request was not carried out.
 #[derive(Debug, PartialEq, Eq)]
@@ -87,7 +88,19 @@ pub struct NodeAnswer<'a> {
     jobs: u32,
     running: u32,
     waiting: u32,
+    preempted: u32,
+    oldest_wait_ms: u64,
+    queued_tokens: u64,
+    owned_blocks: u32,
+    reservations: u32,
     max_seq_len: u32,
+    steps: u64,
+    preemptions: u64,
+    preempted_rows: u64,
+    sent_bytes: u64,
+    received_bytes: u64,
+    #[serde(flatten)]
+    rates: Rates,
 }
 
 impl<'a> From<&'a NodeStatus> for NodeAnswer<'a> {
@@ -105,7 +118,63 @@ impl<'a> From<&'a NodeStatus> for NodeAnswer<'a> {
             jobs: status.jobs,
             running: status.running,
             waiting: status.waiting,
+            preempted: status.preempted,
+            oldest_wait_ms: millis(status.oldest_wait),
+            queued_tokens: status.queued_tokens,
+            owned_blocks: status.owned_blocks,
+            reservations: status.reservations,
             max_seq_len: status.max_seq_len,
+            steps: status.steps,
+            preemptions: status.done.preemptions,
+            preempted_rows: status.done.preempted_rows,
+            sent_bytes: status.done.sent_bytes,
+            received_bytes: status.done.received_bytes,
+            rates: status.rates,
         }
     }
+}
+
+/// The nodes of one role, as the admin plane shows them.
+#[derive(Debug, Serialize)]
+pub struct PoolAnswer {
+    role: &'static str,
+    nodes: u32,
+    total_blocks: u64,
+    free_blocks: u64,
+    cached_blocks: u64,
+    owned_blocks: u64,
+    booked_blocks: u64,
+    jobs: u64,
+    running: u64,
+    waiting: u64,
+    preempted: u64,
+    queued_tokens: u64,
+    oldest_wait_ms: u64,
+    #[serde(flatten)]
+    rates: Rates,
+}
+
+impl From<&PoolStatus> for PoolAnswer {
+    fn from(status: &PoolStatus) -> Self {
+        Self {
+            role: status.role.as_str(),
+            nodes: status.nodes,
+            total_blocks: status.total_blocks,
+            free_blocks: status.free_blocks,
+            cached_blocks: status.cached_blocks,
+            owned_blocks: status.owned_blocks,
+            booked_blocks: status.booked_blocks,
+            jobs: status.jobs,
+            running: status.running,
+            waiting: status.waiting,
+            preempted: status.preempted,
+            queued_tokens: status.queued_tokens,
+            oldest_wait_ms: millis(status.oldest_wait),
+            rates: status.rates,
+        }
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::AdminState;
-use super::answers::{NodeAnswer, Problem};
+use super::answers::{NodeAnswer, PoolAnswer, Problem};
 use crate::core::block_audit::AuditReport;
 use crate::core::cluster::Order;
 use crate::core::types::ClusterStatus;
@@ -23,8 +23,10 @@ pub async fn nodes(request: HttpRequest, state: Data<AdminState>) -> Result<Json
     state.admit(&request)?;
     let status = state.handle.status();
     let nodes: Vec<NodeAnswer<'_>> = status.nodes.iter().map(NodeAnswer::from).collect();
+    let pools: Vec<PoolAnswer> = status.pools.iter().map(PoolAnswer::from).collect();
     Ok(Json(json!({
         "nodes": nodes,
+        "pools": pools,
         "queued": status.queued,
         "queued_bytes": status.queued_bytes,
         "running": status.running,

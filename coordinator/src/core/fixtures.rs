@@ -12,11 +12,11 @@ use protocol::sampling::{SampledToken, SamplingParams, StopRules};
 use super::admission::AdmissionLimits;
 use super::cluster::ClusterSettings;
 use super::ledger::{Detokenizer, TextDecoder};
-use super::nodes::{BreakerLimits, HealthLimits, PrefillCredit, StepLimits, TextIdentity};
+use super::nodes::{BreakerLimits, HealthLimits, LinkId, Nodes, PrefillCredit, StepLimits, TextIdentity};
 use super::queue::Tenant;
 use super::request::RequestLimits;
 use super::routing::{LocalPrefill, Policy};
-use super::types::ServeRequest;
+use super::types::{NodeStatus, ServeRequest};
 
 /// Tokens of a block of [`hello`]'s layout.
 pub(crate) const BLOCK_TOKENS: u32 = 4;
@@ -182,4 +182,12 @@ pub(crate) fn hello(role: Role, node: &str, boot: u64, total_blocks: u32) -> Hel
         max_num_seqs: 16,
         max_seq_len: 4096,
     }
+}
+
+/// A connected node that has done nothing.
+pub(crate) fn node_status(node: &str, role: Role) -> NodeStatus {
+    let settings = settings();
+    let mut nodes = Nodes::new(settings.text, settings.prefill_credit, settings.steps, settings.health);
+    nodes.join(LinkId(0), role, hello(role, node, 0, 8));
+    nodes.status().remove(0)
 }

@@ -10,6 +10,7 @@ pub mod nodes;
 pub mod phases;
 pub mod prefix_index;
 pub mod queue;
+pub mod rates;
 pub mod recent;
 pub mod request;
 pub mod routing;

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use protocol::control::StepTiming;
+use protocol::control::{StepTiming, WorkDone};
 use protocol::ids::RequestId;
 use protocol::sampling::{PromptLogprob, SampledToken, SamplingParams, StopRules};
+use serde::Serialize;
 use thiserror::Error;
 
 use super::phases::PhaseTimes;
@@ -233,6 +234,8 @@ impl ServeError {
 pub struct ClusterStatus {
     /// All connected nodes, by role and name.
     pub nodes: Vec<NodeStatus>,
+    /// For each role that nodes have, what they do together.
+    pub pools: Vec<PoolStatus>,
     /// Requests in the coordinator's queue.
     pub queued: usize,
     /// Bytes those requests are charged for.
@@ -257,6 +260,62 @@ impl ClusterStatus {
         };
         !self.draining && serves(Role::Decode) && (self.local_prefill || serves(Role::Prefill))
     }
+}
+
+/// The connected nodes of one role.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolStatus {
+    /// Which: nodes that serve both roles have a pool of their own.
+    pub role: protocol::ids::Role,
+    /// How many nodes.
+    pub nodes: u32,
+    /// Blocks of their KV pools.
+    pub total_blocks: u64,
+    /// Blocks nobody uses.
+    pub free_blocks: u64,
+    /// Blocks kept only as prefix cache.
+    pub cached_blocks: u64,
+    /// Blocks owned by sequences, reservations and handoffs.
+    pub owned_blocks: u64,
+    /// Blocks the coordinator has booked for its jobs.
+    pub booked_blocks: u64,
+    /// The coordinator's jobs.
+    pub jobs: u64,
+    /// Sequences in the running batches.
+    pub running: u64,
+    /// Sequences waiting in the engines.
+    pub waiting: u64,
+    /// Those of them that had started and have lost their blocks to others.
+    pub preempted: u64,
+    /// Rows that the sequences lack before each has its next token.
+    pub queued_tokens: u64,
+    /// The longest of the nodes' oldest waits.
+    pub oldest_wait: Duration,
+    /// How fast the nodes have worked lately, together; step time and batch size are those of a mean step.
+    pub rates: Rates,
+}
+
+/// How fast a node, or a pool, has worked over the last seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Rates {
+    /// Engine steps a second.
+    pub steps_per_second: f64,
+    /// Mean time of a step, in seconds; 0 if there was none.
+    pub step_seconds: f64,
+    /// Mean number of sequences in a step; 0 if there was none.
+    pub batch_size: f64,
+    /// Tokens computed a second: of prompts, and one for each token that was generated.
+    pub computed_tokens_per_second: f64,
+    /// Tokens sampled a second.
+    pub tokens_per_second: f64,
+    /// KV payload bytes sent to other nodes a second.
+    pub sent_bytes_per_second: f64,
+    /// KV payload bytes from other nodes a second.
+    pub received_bytes_per_second: f64,
+    /// Preemptions a second.
+    pub preemptions_per_second: f64,
+    /// Tokens found in the prefix cache, of those it was asked for, since the nodes started; `None` if it was never asked.
+    pub cache_hit_rate: Option<f64>,
 }
 
 /// One connected node.
@@ -286,6 +345,22 @@ pub struct NodeStatus {
     pub running: u32,
     /// Sequences waiting in its engine, by its last report.
     pub waiting: u32,
+    /// Those of them that had started and have lost their blocks to others.
+    pub preempted: u32,
+    /// How long the first in line had waited when it reported last.
+    pub oldest_wait: Duration,
+    /// Rows that its sequences lack before each has its next token, by its last report.
+    pub queued_tokens: u64,
+    /// Blocks owned by sequences, reservations and handoffs, by its last report.
+    pub owned_blocks: u32,
+    /// Reservations that are not committed, by its last report.
+    pub reservations: u32,
+    /// Steps since its process started.
+    pub steps: u64,
+    /// What it has done since its process started, by its last report.
+    pub done: WorkDone,
+    /// How fast it has worked lately.
+    pub rates: Rates,
     /// Longest sequence it can hold, in tokens.
     pub max_seq_len: u32,
     /// Size of its KV pool, in tokens.

@@ -32,6 +32,7 @@ use crate::core::block_audit::{AuditError, AuditId, AuditReport};
 use crate::core::cluster::{Action, Cluster, ClusterSettings, Fact, OrderError};
 use crate::core::ledger::Detokenizer;
 use crate::core::nodes::{LegId, LinkId};
+use crate::core::rates::Pace;
 use crate::core::types::{ClientEvent, ClusterStatus};
 use crate::handle::{CoordinatorHandle, FromHandle, Ordered, Submission};
 use protocol::control::{CoordinatorMessage, Job, JobUpdate};
@@ -101,6 +102,7 @@ pub struct Driver {
     facts: VecDeque<Fact>,
     actions: Vec<Action>,
     gauges: Gauges,
+    pace: Pace,
     /// Who waits for the end of an audit.
     audits: HashMap<AuditId, oneshot::Sender<Result<AuditReport, AuditError>>>,
     /// When the drain has to be over.
@@ -137,6 +139,7 @@ impl Driver {
             facts: VecDeque::new(),
             actions: Vec::new(),
             gauges: Gauges::default(),
+            pace: Pace::default(),
             audits: HashMap::new(),
             drain_until: None,
         };
@@ -437,7 +440,8 @@ impl Driver {
     }
 
     fn publish(&mut self) {
-        let status = self.core.status();
+        let mut status = self.core.status();
+        self.pace.look(self.clock.now(), &mut status);
         self.gauges.nodes(&status);
         self.status.send_if_modified(|published| {
             let changed = **published != status;

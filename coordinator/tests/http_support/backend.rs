@@ -9,11 +9,13 @@ use std::time::Duration;
 use coordinator::core::ledger::{Detokenizer, Ledger, Verdict};
 use coordinator::core::phases::PhaseTimes;
 use coordinator::core::stop::StopMatcher;
-use coordinator::core::types::{ClientEvent, ClusterStatus, NodeStatus, ServeError, ServeErrorKind, ServeRequest};
+use coordinator::core::types::{
+    ClientEvent, ClusterStatus, NodeStatus, Rates, ServeError, ServeErrorKind, ServeRequest,
+};
 use coordinator::http::backend::{Backend, Events, Submission};
 use futures_util::stream::{self, Stream, StreamExt};
 use model_files::TextTokenizer;
-use protocol::control::StepTiming;
+use protocol::control::{StepTiming, WorkDone};
 use protocol::ids::Role;
 use protocol::sampling::{PromptLogprob, SampledToken};
 use runtime::clock::Clock;
@@ -63,6 +65,14 @@ impl Scripted {
             jobs: 0,
             running: 0,
             waiting: 0,
+            preempted: 0,
+            oldest_wait: Duration::ZERO,
+            queued_tokens: 0,
+            owned_blocks: 0,
+            reservations: 0,
+            steps: 0,
+            done: WorkDone::default(),
+            rates: Rates::default(),
             max_seq_len: 256,
             pool_tokens: 128,
             weights_hash: 0xabc,

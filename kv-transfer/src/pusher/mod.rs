@@ -4,6 +4,7 @@ mod pump;
 mod push;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,8 @@ pub struct PushSettings {
     limits: SendLimits,
     staging: Staging,
     commit_timeout: Duration,
+    /// Payload bytes of the handoffs that are over.
+    sent: Arc<AtomicU64>,
 }
 
 impl PushSettings {
@@ -60,6 +63,7 @@ impl PushSettings {
             },
             staging: Staging::new(transfer.staging_bytes),
             commit_timeout: Duration::from_millis(transfer.commit_timeout_ms),
+            sent: Arc::default(),
         })
     }
 
@@ -114,6 +118,11 @@ impl Pusher {
             settings: PushSettings::new(layout, transfer)?,
             links,
         })
+    }
+
+    /// Payload bytes of all handoffs that are over, repeats and those that failed included.
+    pub fn sent_bytes(&self) -> u64 {
+        self.settings.sent.load(Ordering::Relaxed)
     }
 
     /// Starts a handoff of `extent` into the reservation of `target`, on a warm connection if there is one. Returns at once;

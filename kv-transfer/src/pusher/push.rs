@@ -1,5 +1,8 @@
 //! One handoff as the prefill node holds it: the compute thread's handle and the job's end.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
 use bytes::Bytes;
 use protocol::kv::KvLayout;
 use protocol::transfer::{PushMessage, PushReply};
@@ -192,6 +195,7 @@ impl Push {
         let cancel = CancellationToken::new();
         let cancelled = cancel.clone();
         let (staging, layout, extent) = (settings.staging.clone(), settings.layout, handoff.extent);
+        let sent = Arc::clone(&settings.sent);
         tokio::spawn(async move {
             let mut stats = TransferStats::default();
             let result = tokio::select! {
@@ -199,6 +203,7 @@ impl Push {
                 () = cancelled.cancelled() => Err(TransferError::Cancelled),
                 result = pump(&settings, connect, handoff, items, &mut stats) => result,
             };
+            sent.fetch_add(stats.bytes, Ordering::Relaxed);
             publish_push(&stats, result.is_ok());
             // Nobody listens any more if the push was dropped.
             drop(sender.send(result.map(|()| stats)));

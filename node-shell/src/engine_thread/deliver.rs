@@ -111,6 +111,11 @@ impl Record {
         }
     }
 
+    /// Since when it has waited for the step that leads to its next token, if none has begun.
+    pub(super) fn waits_since(&self) -> Instant {
+        self.waiting_since
+    }
+
     /// A step with rows of the sequence begins.
     pub(super) fn begins(&mut self, now: Instant) {
         self.queued

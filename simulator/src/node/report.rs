@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use engine::event::CacheEvent;
 use protocol::PROTOCOL_VERSION;
-use protocol::control::{CacheChange, Hello, LoadReport};
+use protocol::control::{CacheChange, Hello, LoadReport, WorkDone};
 use protocol::ids::NodeId;
 
 use super::Node;
@@ -49,12 +49,27 @@ impl Node {
             owned_blocks: stats.owned_blocks as u32,
             running: stats.running as u32,
             waiting: stats.waiting as u32,
+            preempted: stats.preempted as u32,
+            oldest_wait_ms: 0,
             reservations: stats.reservations as u32,
             draining: self.is_draining(),
             role: self.role,
             pending: self.stepping.is_some(),
             queued_tokens: stats.queued_rows,
             step_times: self.engine.step_times(),
+            done: WorkDone {
+                step_us: stats.step_time.as_micros() as u64,
+                batched_sequences: stats.batched_sequences,
+                rows: stats.rows,
+                sampled_tokens: stats.sampled_tokens,
+                preemptions: stats.preemptions,
+                preempted_rows: stats.preempted_rows,
+                cache_queried_tokens: stats.cache_queried_tokens,
+                cache_hit_tokens: stats.cache_hit_tokens,
+                cache_evictions: stats.cache_evictions,
+                sent_bytes: 0,
+                received_bytes: 0,
+            },
         };
         self.quiet += 1;
         if self.reported == Some(report) && self.quiet < QUIET_LOOKS {

@@ -322,10 +322,11 @@ impl Cluster {
         job
     }
 
-    /// Snapshot for health checks and metrics.
+    /// Snapshot for health checks and metrics. What it takes several looks to know ([`crate::core::rates`]) is not in it.
     pub fn status(&self) -> ClusterStatus {
         ClusterStatus {
             nodes: self.nodes.status(),
+            pools: Vec::new(),
             queued: self.queue.len(),
             queued_bytes: self.admission.queued_bytes(),
             running: self.requests.len() - self.queue.len(),

@@ -35,7 +35,7 @@ pub use self::shape::{Held, Shape};
 use self::transfer::Transfers;
 pub use self::watch::HealthLimits;
 use super::prefix_index::PrefixIndex;
-use super::types::NodeStatus;
+use super::types::{NodeStatus, Rates};
 
 /// Name of one connection to a node; never used twice by a coordinator.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -401,6 +401,14 @@ impl Node {
             jobs: self.legs.len() as u32,
             running: self.report.running,
             waiting: self.report.waiting,
+            preempted: self.report.preempted,
+            oldest_wait: Duration::from_millis(self.report.oldest_wait_ms),
+            queued_tokens: self.report.queued_tokens,
+            owned_blocks: self.report.owned_blocks,
+            reservations: self.report.reservations,
+            steps: self.report.steps,
+            done: self.report.done,
+            rates: Rates::default(),
             max_seq_len: self.hello.max_seq_len,
             pool_tokens: u64::from(self.hello.total_blocks) * u64::from(self.hello.layout.block_tokens),
             weights_hash: self.hello.model.weights_hash,
