@@ -71,6 +71,10 @@ pub enum Text {
     OptionalDialAddress,
     /// `http://host:port` or `https://host:port`, without path, user or query.
     HttpUrl,
+    /// A path, or a model on a hub (see [`HubReference`](crate::HubReference)).
+    ModelPath,
+    /// `http://HOST` or `https://HOST`, with a port and a path or without, without user or query.
+    Url,
     /// A node's name: up to 64 of `a-z A-Z 0-9 . _ -`, or empty.
     NodeName,
     /// `name=path`: an adapter's name, of 1 to 256 letters, digits or any of `. - _ /` and not `None`, and where it is. No
@@ -80,6 +84,8 @@ pub enum Text {
     Cores,
     /// A secret: at least 16 visible ASCII characters; never printed.
     Secret,
+    /// A secret that others have made: visible ASCII characters, or none; never printed.
+    Token,
 }
 
 /// A whole number from `min` to `max`.

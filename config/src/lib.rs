@@ -12,6 +12,8 @@ mod args;
 mod check;
 mod error;
 mod field;
+mod foreign;
+mod hub;
 mod load;
 mod reference;
 mod sections;
@@ -25,6 +27,7 @@ pub(crate) use adapters::adapter;
 pub use args::ConfigArgs;
 pub use error::{ConfigError, Origin, Setting};
 pub use field::{Field, Kind, Section, Text};
+pub use hub::{HubReference, is_commit};
 pub use load::{Sources, load, load_from};
 pub use reference::reference;
 pub use sections::{

@@ -12,6 +12,7 @@ use crate::args::ConfigArgs;
 use crate::check::check_together;
 use crate::error::{ConfigError, Origin, Setting};
 use crate::field::{Field, Section};
+use crate::foreign;
 use crate::suggest::{no_such_key, no_such_section, no_such_variable};
 use crate::value::{self, Refused};
 use crate::{Config, SECTIONS};
@@ -20,9 +21,6 @@ use crate::{Config, SECTIONS};
 const MAX_FILE_BYTES: u64 = 1 << 20;
 /// First part of the name of every variable that sets something.
 const PREFIX: &str = "BATON_";
-/// The one variable with another name: MindIE's, for `media.allowed_domains`. It stands before all others in the alphabet,
-/// and is therefore weaker than `BATON_MEDIA__ALLOWED_DOMAINS`.
-const MEDIA_VARIABLE: &str = "ALLOWED_MEDIA_DOMAINS_ENV";
 
 /// What a configuration is read from, beside the environment.
 #[derive(Clone, Debug, Default)]
@@ -43,10 +41,13 @@ pub fn load(args: &ConfigArgs) -> Result<Config, ConfigError> {
     for (name, value) in std::env::vars_os() {
         let Some(name) = name
             .to_str()
-            .filter(|name| name.starts_with(PREFIX) || *name == MEDIA_VARIABLE)
+            .filter(|name| name.starts_with(PREFIX) || foreign::is_foreign(name))
         else {
             continue;
         };
+        if value.to_str().is_none() && foreign::is_of_everybody(name) {
+            continue;
+        }
         let value = value.into_string().map_err(|_| ConfigError::Value {
             setting: Box::new(Setting {
                 origin: Origin::Environment { name: name.to_owned() },
@@ -77,6 +78,9 @@ pub fn load_from(sources: &Sources, env: impl IntoIterator<Item = (String, Strin
     }
     // Sorted: of several wrong variables the same one is reported every time.
     let variables: BTreeMap<String, String> = env.into_iter().collect();
+    for (name, section, field, value) in foreign::settings(|name| variables.get(name).map(String::as_str)) {
+        layers.read_foreign(name, (section, field), &value)?;
+    }
     for (name, value) in &variables {
         layers.read_variable(name, value)?;
     }
@@ -153,10 +157,8 @@ impl Layers {
     }
 
     fn read_variable(&mut self, name: &str, text: &str) -> Result<(), ConfigError> {
-        let rest = match name.strip_prefix(PREFIX) {
-            Some(rest) => rest,
-            None if name == MEDIA_VARIABLE => "MEDIA__ALLOWED_DOMAINS",
-            None => return Ok(()),
+        let Some(rest) = name.strip_prefix(PREFIX) else {
+            return Ok(());
         };
         let found = rest.split_once("__").and_then(|(section, field)| {
             let section = SECTIONS.iter().find(|known| known.name.to_uppercase() == section)?;
@@ -174,6 +176,16 @@ impl Layers {
             // Variables that do not look like a setting belong to somebody else.
             None => no_such_variable(name, rest).map_or(Ok(()), Err),
         }
+    }
+
+    /// A variable that other programs know, and the field that it sets here.
+    fn read_foreign(&mut self, name: &str, (section, field): (&str, &str), value: &str) -> Result<(), ConfigError> {
+        let section = find_section(section).and_then(|section| Some((section, section.field(field)?)));
+        let (section, field) = section.ok_or_else(|| ConfigError::Internal {
+            reason: format!("{name} sets a field that does not exist"),
+        })?;
+        let origin = Origin::Environment { name: name.to_owned() };
+        self.put(section, field, origin, value::from_text(field.kind, value))
     }
 
     fn read_argument(&mut self, argument: &str) -> Result<(), ConfigError> {
@@ -212,6 +224,7 @@ impl Layers {
 
     fn into_config(mut self) -> Result<Config, ConfigError> {
         self.settle_pool_size();
+        self.settle_token();
         let mut sections = toml::Table::new();
         for ((section, field), (value, _)) in &self.given {
             let table = sections
@@ -236,6 +249,16 @@ impl Layers {
         let rank = |field| self.origin("engine", field).rank();
         if rank("kv_pool_tokens") > rank("kv_pool_bytes") {
             self.given.remove(&("engine", "kv_pool_bytes"));
+        }
+    }
+
+    /// The hub's token has two fields, too: a file that a stronger layer names holds. Of one layer the token itself does.
+    fn settle_token(&mut self) {
+        let rank = |field| self.origin("model", field).rank();
+        if rank("hub_token_file") > rank("hub_token") {
+            self.given.remove(&("model", "hub_token"));
+        } else {
+            self.given.remove(&("model", "hub_token_file"));
         }
     }
 }

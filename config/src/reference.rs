@@ -80,9 +80,12 @@ fn rule_name(rule: Text) -> &'static str {
         Text::DialAddress => "host:port",
         Text::OptionalDialAddress => "host:port or empty",
         Text::HttpUrl => "http://host:port or https://host:port",
+        Text::ModelPath => "path or hf://org/name",
+        Text::Url => "http://host or https://host",
         Text::NodeName => "name or empty",
         Text::Adapter => "name=path",
         Text::Cores => "cores such as 0,2-3, or empty",
+        Text::Token => "secret or empty",
         Text::Secret => "secrets of 16 visible ASCII characters or more",
     }
 }

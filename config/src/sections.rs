@@ -27,8 +27,10 @@ section! {
 section! {
     /// The model that is served. All processes of a cluster name the same one.
     ModelConfig = "model" {
-        /// A GGUF file, or a directory with config.json, tokenizer.json and safetensors files.
-        path: String = String::new(), Kind::Text(Text::Any);
+        /// A GGUF file, or a directory with config.json, tokenizer.json and safetensors files; or where a hub has them, from
+        /// which they are fetched into hub_cache_dir: hf://ORG/NAME (a directory) or hf://ORG/NAME/FILE.gguf. Of a branch or
+        /// tag with @REVISION behind it; of one commit, the same bytes for ever and for all processes, with @COMMIT.
+        path: String = String::new(), Kind::Text(Text::ModelPath);
         /// Name clients use; empty takes the name in the model's files.
         model_name: String = String::new(), Kind::Text(Text::Any);
         /// Further names under which clients may ask for the model.
@@ -42,6 +44,23 @@ section! {
         compute: Compute = Compute::Quantised, Kind::Choice(&["quantised", "precise", "float32"]);
         /// Element type of the KV cache; int8 has a scale for each token and head.
         kv_dtype: KvDtypeConfig = KvDtypeConfig::F16, Kind::Choice(&["f16", "bf16", "int8", "f32"]);
+        /// Use of a hub's models what is in hub_cache_dir, and ask nobody. The variable HF_HUB_OFFLINE sets it too.
+        offline: bool = false, Kind::Bool;
+        /// The hub that hf:// means: any server that speaks the protocol of the Hugging Face hub. HF_ENDPOINT sets it too.
+        hub_endpoint: String = "https://huggingface.co".to_owned(), Kind::Text(Text::Url);
+        /// Folder of what has been fetched, laid out as the tools of the Hugging Face hub do it, which may share it. Set by
+        /// HF_HUB_CACHE, as hub below HF_HOME, or as .cache/huggingface/hub below HOME, too.
+        hub_cache_dir: String = String::new(), Kind::Text(Text::Any);
+        /// File with the token for models that not everybody may fetch, with or without a line end. HF_TOKEN_PATH sets it too.
+        /// Of a token and a file with one the one in the stronger layer holds, of the same layer the token.
+        hub_token_file: String = String::new(), Kind::Text(Text::Any);
+        /// That token itself; better not as an argument, which every user of the machine can see. HF_TOKEN sets it too.
+        hub_token: Secret = Secret::default(), Kind::Text(Text::Token);
+        /// Longest wait for a connection to the hub, for an answer, and for more of one, in milliseconds.
+        hub_timeout_ms: u64 = 30_000, millis();
+        /// Most tries of a request to the hub, or of a file, that fail one after the other without getting further; waits
+        /// between them grow from half a second to half a minute.
+        hub_tries: u32 = 8, int(1, 1_000);
     }
 }
 

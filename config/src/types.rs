@@ -141,7 +141,7 @@ pub enum LogFormat {
 }
 
 /// A string that is never printed: neither by `Debug` nor by `Config::to_toml`.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
 
@@ -154,9 +154,14 @@ impl Secret {
         Self(value.into())
     }
 
-    /// The secret itself, for comparing.
+    /// The secret itself, for comparing, and for whom it is meant.
     pub fn expose(&self) -> &str {
         &self.0
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }
 
@@ -168,7 +173,8 @@ impl fmt::Debug for Secret {
 
 impl Serialize for Secret {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(Self::HIDDEN)
+        // What is not there needs no hiding, and the printed configuration can be read again.
+        serializer.serialize_str(if self.is_empty() { "" } else { Self::HIDDEN })
     }
 }
 

@@ -89,11 +89,16 @@ fn text_rule(rule: Text) -> &'static str {
         Text::HttpUrl => {
             "http://host:port or https://host:port without a path, for example https://etcd-0.example:2379"
         }
+        Text::ModelPath => {
+            "a path, or hf://ORG/NAME or hf://ORG/NAME/FILE.gguf, followed by @REVISION or not, in letters, digits and . _ -"
+        }
+        Text::Url => "http://HOST or https://HOST, with :PORT and /PATH or without",
         Text::NodeName => "a name of up to 64 letters, digits, '.', '_' or '-', or empty",
         Text::Adapter => {
             "name=path, the name of 1 to 256 letters, digits or any of . - _ /, not \"None\", and in the list once"
         }
         Text::Cores => "CPU cores such as 0,2-3, each once and below 1024, or empty",
+        Text::Token => "visible ASCII characters, or none, not the placeholder of a printed configuration",
         Text::Secret => "at least 16 visible ASCII characters, not the placeholder of a printed configuration",
     }
 }
@@ -154,9 +159,12 @@ fn text_fits(rule: Text, text: &str) -> bool {
         Text::HttpUrl => ["http://", "https://"]
             .iter()
             .any(|scheme| text.strip_prefix(scheme).is_some_and(is_dial_address)),
+        Text::ModelPath => crate::hub::is_model_path(text),
+        Text::Url => crate::hub::is_url(text),
         Text::NodeName => text.len() <= 64 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)),
         Text::Adapter => crate::adapter(text).is_some(),
         Text::Cores => crate::types::cores(text).is_some(),
+        Text::Token => text.bytes().all(|b| b.is_ascii_graphic()) && text != Secret::HIDDEN,
         Text::Secret => text.len() >= 16 && text.bytes().all(|b| b.is_ascii_graphic()) && text != Secret::HIDDEN,
     }
 }
@@ -187,7 +195,10 @@ pub fn is_dial_address(text: &str) -> bool {
 }
 
 fn is_secret(kind: Kind) -> bool {
-    matches!(kind, Kind::Text(Text::Secret) | Kind::List { item: Text::Secret, .. })
+    let (Kind::Text(rule) | Kind::List { item: rule, .. }) = kind else {
+        return false;
+    };
+    matches!(rule, Text::Secret | Text::Token)
 }
 
 fn describe_text(kind: Kind, text: &str) -> String {

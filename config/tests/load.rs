@@ -150,6 +150,11 @@ fn secrets_are_never_printed() {
             "{error}"
         );
     }
+    let token = try_load("", &[("HF_TOKEN", "hf_0123456789")], &[]).unwrap();
+    assert_eq!(token.model.hub_token.expose(), "hf_0123456789");
+    let shown = format!("{} {token:?}", token.to_toml().unwrap());
+    assert!(!shown.contains("hf_0123") && shown.contains(Secret::HIDDEN), "{shown}");
+    assert!(!refusal("", &[("HF_TOKEN", "hf_0123 456789")], &[]).contains("hf_0123"));
     // A printed configuration does not turn its placeholder into a key.
     assert!(refusal(&printed, &[], &[]).contains("coordinator.api_keys"));
 }
@@ -415,4 +420,45 @@ fn names_with_line_ends_and_without_end_make_no_long_errors() {
     assert!(said.contains("a\\nb") && said.len() < 500, "{said}");
     let said = refusal("", &[(&format!("BATON_ENGINE__A\n{long}"), "1")], &[]);
     assert!(said.len() < 500, "{said}");
+}
+
+#[test]
+fn variables_of_the_hubs_own_tools_set_the_same_here() {
+    let model = |env: &[(&str, &str)], set: &[&str]| try_load("", env, set).unwrap().model;
+    let home = ("HOME", "/home/a");
+    assert_eq!(model(&[home], &[]).hub_cache_dir, "/home/a/.cache/huggingface/hub");
+    let env = [home, ("HF_HOME", "/hf")];
+    assert_eq!(model(&env, &[]).hub_cache_dir, "/hf/hub");
+    let env = [("HF_HUB_CACHE", "/c"), ("HF_HOME", "/hf"), home];
+    assert_eq!(model(&env, &[]).hub_cache_dir, "/c");
+    let env = [("HF_HUB_CACHE", "/c"), ("BATON_MODEL__HUB_CACHE_DIR", "/ours")];
+    assert_eq!(model(&env, &[]).hub_cache_dir, "/ours");
+    for (word, offline) in [("1", true), ("Yes", true), ("0", false), ("", false), ("off", false)] {
+        assert_eq!(model(&[("HF_HUB_OFFLINE", word)], &[]).offline, offline, "{word}");
+    }
+    assert!(refusal("", &[("HF_HUB_OFFLINE", "perhaps")], &[]).contains("HF_HUB_OFFLINE"));
+    let endpoint = model(&[("HF_ENDPOINT", "http://mirror.example:8080/hf")], &[]).hub_endpoint;
+    assert_eq!(endpoint, "http://mirror.example:8080/hf");
+    assert!(refusal("", &[("HF_ENDPOINT", "mirror")], &[]).contains("environment variable HF_ENDPOINT"));
+}
+
+#[test]
+fn of_a_token_and_a_file_with_one_the_stronger_layer_holds() {
+    let both = |file: &str, env: &[(&str, &str)], set: &[&str]| {
+        let model = try_load(file, env, set).unwrap().model;
+        (model.hub_token.expose().to_owned(), model.hub_token_file)
+    };
+    let (token, file) = ("hf_abc".to_owned(), "/t".to_owned());
+    assert_eq!(
+        both("", &[("HF_TOKEN", "hf_abc"), ("HF_TOKEN_PATH", "/t")], &[]),
+        (token.clone(), String::new())
+    );
+    assert_eq!(
+        both("[model]\nhub_token_file = \"/t\"\n", &[("HF_TOKEN", "hf_abc")], &[]),
+        (token, String::new())
+    );
+    assert_eq!(
+        both("", &[("HF_TOKEN", "hf_abc")], &["model.hub_token_file=/t"]),
+        (String::new(), file)
+    );
 }

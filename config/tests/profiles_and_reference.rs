@@ -160,7 +160,8 @@ fn other_value(kind: Kind, default: &toml::Value) -> String {
         }
         Kind::Choice(words) => (*words.iter().find(|word| Some(**word) != default.as_str()).unwrap()).to_owned(),
         Kind::Text(rule) | Kind::List { item: rule, .. } => match rule {
-            Text::Any | Text::NonEmpty | Text::NodeName => "other",
+            Text::Any | Text::NonEmpty | Text::NodeName | Text::ModelPath | Text::Token => "other",
+            Text::Url => "https://other.example/hub",
             Text::Cores => "5",
             Text::Adapter => "other=path",
             Text::BindAddress | Text::OptionalBindAddress => "[::1]:7999",

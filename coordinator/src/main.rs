@@ -18,6 +18,7 @@ use coordinator::http::server::{self, HttpFront};
 use coordinator::http::state::HttpState;
 use discovery::Registration;
 use model_files::{ModelFiles, TextModel};
+use model_hub::Need;
 use protocol::ids::Role;
 use runtime::clock::Clock;
 use runtime::identity::Identity;
@@ -108,10 +109,17 @@ fn worker_threads() -> usize {
     (cores / CORES_A_WORKER).clamp(1, MOST_WORKER_THREADS)
 }
 
-async fn run(config: Config) -> anyhow::Result<()> {
+async fn run(mut config: Config) -> anyhow::Result<()> {
     let shutdown = Shutdown::on_signals().context("cannot install signal handlers")?;
     let metrics = telemetry::install_metrics()?;
     let endpoint = open_endpoint(&config).await?;
+    tokio::select! {
+        here = model_hub::localise(&mut config.model, Need::Text) => here.context("model.path")?,
+        () = shutdown.wait() => {
+            endpoint.close("the coordinator stops").await;
+            return Ok(());
+        }
+    }
     let text = load_text(&config)?;
     let (driver, handle, to_driver) = new_driver(&config, &text, shutdown.clone())?;
     let admin = admin::bind(&config.admin, handle.clone())
@@ -188,7 +196,7 @@ fn load_text(config: &Config) -> anyhow::Result<TextModel> {
     if path.is_empty() {
         bail!("model.path is not set: a GGUF file or a model directory is needed for its tokenizer");
     }
-    Ok(ModelFiles::open(path)?.text()?)
+    Ok(ModelFiles::open_text(path)?.text()?)
 }
 
 fn new_driver(

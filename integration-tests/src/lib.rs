@@ -9,6 +9,7 @@
 //! * [`wire`]: a client that sends whatever bytes a test wants.
 //! * [`ports`]: ports for servers that will be started in a moment.
 //! * [`etcd`]: a real etcd server.
+//! * [`hub`]: a stand-in for a hub of models.
 //! * [`python`]: scripts with the clients that others have written.
 //! * [`scene`]: a pair of nodes that is watched while a test mistreats it.
 //! * [`ask`], [`load`]: requests whose answers are known, sent while something happens to the cluster.
@@ -27,6 +28,8 @@ pub mod cpu_time;
 pub mod etcd;
 pub mod exact;
 pub mod files;
+#[path = "../../model-hub/tests/standin/mod.rs"]
+pub mod hub;
 pub mod load;
 pub mod peft;
 pub mod ports;

@@ -18,7 +18,8 @@ pub struct Process {
 }
 
 impl Process {
-    pub(crate) fn start(name: &str, binary: &Path, arguments: &[String], dir: &Path) -> Result<Self> {
+    /// Starts a program whose output goes to `name`.log in `dir`.
+    pub fn start(name: &str, binary: &Path, arguments: &[String], dir: &Path) -> Result<Self> {
         let log = dir.join(format!("{name}.log"));
         let output = File::options().create(true).append(true).open(&log)?;
         let child = Command::new(binary)

@@ -38,6 +38,16 @@ impl ModelDirectory {
     /// # Errors
     /// [`ModelFilesError`] naming the file that is missing or wrong.
     pub fn open(path: &Path) -> Result<Self, ModelFilesError> {
+        let mut directory = Self::open_text(path)?;
+        (directory.weight_files, directory.weight_map) = find_weights(path)?;
+        Ok(directory)
+    }
+
+    /// Opens a directory for its text alone: weights need not be there, and are not looked for.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_text(path: &Path) -> Result<Self, ModelFilesError> {
         if !path.join("config.json").is_file() {
             let what = "holds no config.json; give a model directory in the hub's layout, or the path of a GGUF file";
             return Err(ModelFilesError::invalid(path, what));
@@ -49,7 +59,6 @@ impl ModelDirectory {
                 "holds no JSON object at its top level",
             ));
         }
-        let (weight_files, weight_map) = find_weights(path)?;
         let chat_template = read_optional(&path.join("chat_template.jinja"), MAX_CONFIG_BYTES)?;
         Ok(Self {
             path: path.to_path_buf(),
@@ -57,8 +66,8 @@ impl ModelDirectory {
             generation_config: read_optional_json(&path.join("generation_config.json"))?,
             tokenizer_config: read_optional_json(&path.join("tokenizer_config.json"))?,
             chat_template,
-            weight_files,
-            weight_map,
+            weight_files: Vec::new(),
+            weight_map: BTreeMap::new(),
         })
     }
 
@@ -87,7 +96,7 @@ impl ModelDirectory {
         self.chat_template.as_deref()
     }
 
-    /// The safetensors files that hold the weights, each once, in the order of their names.
+    /// The safetensors files that hold the weights, each once, in the order of their names. None after [`Self::open_text`].
     pub fn weight_files(&self) -> &[PathBuf] {
         &self.weight_files
     }

@@ -30,13 +30,27 @@ impl ModelFiles {
     /// # Errors
     /// [`ModelFilesError`] naming the file and what is wrong.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ModelFilesError> {
-        let path = path.as_ref();
+        Self::open_with(path.as_ref(), ModelDirectory::open)
+    }
+
+    /// Opens it for [`Self::text`] alone: a model directory needs no weights then.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_text(path: impl AsRef<Path>) -> Result<Self, ModelFilesError> {
+        Self::open_with(path.as_ref(), ModelDirectory::open_text)
+    }
+
+    fn open_with(
+        path: &Path,
+        open: impl FnOnce(&Path) -> Result<ModelDirectory, ModelFilesError>,
+    ) -> Result<Self, ModelFilesError> {
         let metadata = std::fs::metadata(path).map_err(|source| ModelFilesError::Io {
             path: path.to_path_buf(),
             source,
         })?;
         let source = if metadata.is_dir() {
-            Source::Directory(ModelDirectory::open(path)?)
+            Source::Directory(open(path)?)
         } else {
             Source::Gguf(GgufFile::open(path)?)
         };

@@ -1,13 +1,16 @@
-//! Looks at models: what one is and needs, and whether it computes what a reference says.
+//! Looks at models: what one is and needs, whether it computes what a reference says; and fetches them from a hub.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use config::KvDtypeConfig;
+use config::{ConfigArgs, HubReference, KvDtypeConfig};
 use model::{inspect, verify};
+use model_hub::Need;
 
-/// Looks at models.
+/// Looks at models, and fetches them. A path may be one on a hub: hf://ORG/NAME or hf://ORG/NAME/FILE.gguf, then @REVISION or
+/// not.
 #[derive(Parser)]
 #[command(name = "model", version)]
 struct Cli {
@@ -30,6 +33,14 @@ enum Command {
         /// Element type of the KV cache.
         #[arg(long, value_enum, default_value_t = Dtype::F16)]
         kv_dtype: Dtype,
+    },
+    /// Fetches a model from a hub, as far as it is not in the cache, and prints where it is. By the settings of the servers
+    /// (model.hub_cache_dir, model.hub_token_file, ...).
+    Fetch {
+        /// hf://ORG/NAME or hf://ORG/NAME/FILE.gguf, then @REVISION or not.
+        reference: String,
+        #[command(flatten)]
+        config: ConfigArgs,
     },
     /// Runs a model in float32 against the outputs of a reference; fails if they differ.
     Verify {
@@ -66,6 +77,21 @@ impl From<Dtype> for KvDtypeConfig {
     }
 }
 
+/// The path of a model that may be on a hub.
+fn local(path: PathBuf) -> anyhow::Result<PathBuf> {
+    match path.to_str() {
+        Some(reference) if HubReference::is_meant(reference) => {
+            fetch(reference, &config::load(&ConfigArgs::default())?)
+        }
+        _ => Ok(path),
+    }
+}
+
+fn fetch(reference: &str, config: &config::Config) -> anyhow::Result<PathBuf> {
+    let reference = HubReference::parse(reference).map_err(anyhow::Error::msg)?;
+    Ok(model_hub::fetch_blocking(&reference, &config.model, Need::Whole)?.path)
+}
+
 #[allow(clippy::print_stdout, reason = "what is printed is the result")]
 fn run(cli: Cli) -> anyhow::Result<bool> {
     match cli.command {
@@ -75,7 +101,16 @@ fn run(cli: Cli) -> anyhow::Result<bool> {
             block_tokens,
             kv_dtype,
         } => {
+            let path = local(path)?;
             print!("{}", inspect::inspect(&path, kv_dtype.into(), block_tokens, tokens)?);
+            Ok(true)
+        }
+        Command::Fetch { reference, config } => {
+            let settings = config::load(&config)?;
+            match config.answer(&settings)? {
+                Some(answer) => print!("{answer}"),
+                None => println!("{}", fetch(&reference, &settings)?.display()),
+            }
             Ok(true)
         }
         Command::Verify {
@@ -84,6 +119,7 @@ fn run(cli: Cli) -> anyhow::Result<bool> {
             tolerance,
             threads,
         } => {
+            let path = local(path)?;
             let golden = golden.unwrap_or_else(|| path.join("golden.json"));
             let checks = verify::verify(&path, &golden, threads)?;
             for check in &checks {
@@ -106,7 +142,13 @@ fn run(cli: Cli) -> anyhow::Result<bool> {
 
 #[allow(clippy::print_stderr, reason = "the program's own words")]
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    let cli = Cli::parse();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    match run(cli) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use config::{Config, ConfigArgs};
+use model_hub::Need;
 use protocol::ids::Role;
 use runtime::shutdown::Shutdown;
 use runtime::telemetry;
@@ -64,7 +65,7 @@ fn print(answer: &str) {
 }
 
 async fn serve<R: NodeRole>(
-    config: Config,
+    mut config: Config,
     role: Role,
     build: impl FnOnce(NodeContext) -> Result<R, String>,
 ) -> Result<(), NodeError> {
@@ -76,6 +77,11 @@ async fn serve<R: NodeRole>(
     if !config.node.metrics_listen.is_empty() {
         let metrics = telemetry::install_metrics()?;
         telemetry::serve_metrics(&config.node.metrics_listen, metrics, shutdown.clone()).await?;
+    }
+    // Nobody hears of the node before it has its model.
+    tokio::select! {
+        here = model_hub::localise(&mut config.model, Need::Whole) => here?,
+        () = shutdown.wait() => return Ok(()),
     }
     let model = load_model(&config)?;
     let node = Node::start(config, role, model, shutdown, build).await?;

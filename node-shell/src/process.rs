@@ -70,6 +70,9 @@ pub enum NodeError {
     /// Coordinators cannot be looked for.
     #[error(transparent)]
     Discovery(#[from] DiscoveryError),
+    /// The model is on a hub, and did not come from there.
+    #[error("model.path: {0}")]
+    Hub(#[from] model_hub::HubError),
     /// No model.
     #[error(transparent)]
     Model(#[from] model::LoadError),

@@ -19,7 +19,7 @@ CLIENTS = REPO / "integration-tests" / "clients"
 ENVIRONMENTS = REPO / ".baton" / "clients"
 # Parts that run such clients.
 CLIENT_PARTS = {"clients", "deploy", "suites"}
-PROGRAMS = ("coordinator", "prefill-node", "decode-node", "node", "fuzz", "load")
+PROGRAMS = ("coordinator", "prefill-node", "decode-node", "node", "model", "fuzz", "load")
 RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored;")
 # A part that takes longer hangs, in seconds.
 PART_LIMIT_S = 3600

@@ -16,7 +16,7 @@ REPO = Path(__file__).resolve().parents[2]
 STATE = REPO / ".baton"
 LOGS = STATE / "logs"
 CERTS = STATE / "certs"
-PROGRAMS = ("coordinator", "prefill-node", "decode-node")
+PROGRAMS = ("coordinator", "prefill-node", "decode-node", "model")
 HOST = "127.0.0.1"
 # Bounds of the waits, in seconds.
 READY_S = 180
@@ -25,6 +25,9 @@ DRAIN_S = 35
 STOP_S = 10
 # The name inside the default model's file is that of a training run.
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
+# How a model on a hub is named.
+HUB = "hf://"
+MODEL_HELP = "GGUF file or model directory, or hf://ORG/NAME[/FILE.gguf][@REVISION] (default: scripts/fetch-model)"
 PROMPT = "The capital of France is"
 PR_SET_PDEATHSIG = 1
 
@@ -46,9 +49,13 @@ def main():
     try:
         port = take_port(arguments.port)
         programs = build()
-        model = find_model(arguments.model)
+        model = find_model(arguments.model, programs["model"])
         if arguments.model is None:
             os.environ.setdefault("BATON_MODEL__MODEL_NAME", DEFAULT_MODEL_NAME)
+        elif on_hub(arguments.model) and not model.is_file():
+            # A directory in the cache is called like its commit.
+            name = arguments.model.removeprefix(HUB).split("@")[0]
+            os.environ.setdefault("BATON_MODEL__MODEL_NAME", name)
         names = mint_certificates(programs["coordinator"], arguments)
         start_all(port, programs, model, names, processes)
         wait_until_ready(port, processes)
@@ -72,7 +79,7 @@ def parse_arguments():
     parser.add_argument("--port", type=bounded(0, 65535), default=8080, help="HTTP port; 0 takes a free one (default 8080)")
     parser.add_argument("--prefill", type=bounded(1, 64), default=1, metavar="N", help="prefill nodes (default 1)")
     parser.add_argument("--decode", type=bounded(1, 64), default=1, metavar="M", help="decode nodes (default 1)")
-    parser.add_argument("--model", metavar="PATH", help="GGUF file or model directory (default: scripts/fetch-model)")
+    parser.add_argument("--model", metavar="PATH", help=MODEL_HELP)
     parser.add_argument("--check", action="store_true", help="start, answer one prompt, stop")
     return parser.parse_args()
 
@@ -147,7 +154,18 @@ def run(command, failure):
         raise Failed(failure)
 
 
-def find_model(given):
+def on_hub(model):
+    return model.startswith(HUB)
+
+
+def find_model(given, program):
+    if given is not None and on_hub(given):
+        # Once for all processes, and where its progress can be seen.
+        with Step(f"fetching {given}"):
+            fetch = subprocess.run([program, "fetch", given], cwd=REPO, stdout=subprocess.PIPE, text=True, check=False)
+        if fetch.returncode != 0:
+            raise Failed("the model could not be fetched; see the messages above")
+        return Path(fetch.stdout.splitlines()[-1])
     if given is not None:
         path = Path(given).resolve()
         if not path.exists():
