@@ -42,6 +42,10 @@ section! {
         /// activations rounded to int8 (of query, key, value and head to about 15 bits); "precise": all activations to about
         /// 15 bits, at up to twice the arithmetic; "float32": widened to float32.
         compute: Compute = Compute::Quantised, Kind::Choice(&["quantised", "precise", "float32"]);
+        /// Models whose rotary embeddings change with the length of a text (longrope, dynamic) have one set of them for all
+        /// texts here: off, that for texts up to the length of their first training, and longer ones are refused; on, that
+        /// for long texts, for short ones too. An error for models without such a choice.
+        long_texts: bool = false, Kind::Bool;
         /// Element type of the KV cache; int8 has a scale for each token and head.
         kv_dtype: KvDtypeConfig = KvDtypeConfig::F16, Kind::Choice(&["f16", "bf16", "int8", "f32"]);
         /// Use of a hub's models what is in hub_cache_dir, and ask nobody. The variable HF_HUB_OFFLINE sets it too.

@@ -196,7 +196,10 @@ fn load_text(config: &Config) -> anyhow::Result<TextModel> {
     if path.is_empty() {
         bail!("model.path is not set: a GGUF file or a model directory is needed for its tokenizer");
     }
-    Ok(ModelFiles::open_text(path)?.text()?)
+    let files = ModelFiles::open_text(path)?;
+    let mut text = files.text()?;
+    text.max_position_embeddings = files.positions(config.model.long_texts)?;
+    Ok(text)
 }
 
 fn new_driver(

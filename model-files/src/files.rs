@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::directory::ModelDirectory;
 use crate::error::ModelFilesError;
 use crate::gguf::GgufFile;
+use crate::positions;
 use crate::text::{self, TextModel};
 
 /// The two forms a model comes in.
@@ -100,6 +101,15 @@ impl ModelFiles {
                 .file_name()
                 .map_or_else(own, |name| name.to_string_lossy().into_owned())),
         }
+    }
+
+    /// Longest text, in tokens, that the model can be served with. `long_texts`: with rotary embeddings for long texts, where
+    /// a model has others for them.
+    ///
+    /// # Errors
+    /// [`ModelFilesError`] if the files do not say how long the texts of its training were.
+    pub fn positions(&self, long_texts: bool) -> Result<usize, ModelFilesError> {
+        positions::positions(&self.source, long_texts)
     }
 
     /// Hash of everything that decides how text becomes tokens and back: equal for equal vocabularies, merges, rules and

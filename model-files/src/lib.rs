@@ -16,6 +16,7 @@ pub mod text;
 
 mod error;
 mod files;
+mod positions;
 
 pub use directory::ModelDirectory;
 pub use error::{ModelFilesError, TextError};

@@ -30,7 +30,7 @@ pub struct Inspection {
     pub form: &'static str,
 }
 
-/// Looks at the model at `path`, for a KV pool of `tokens` tokens (0: one of the longest sequences).
+/// Looks at the model at `path`, for a KV pool of `tokens` tokens (0: one of the longest sequences); `long_texts` as the setting of that name.
 ///
 /// # Errors
 /// [`LoadError`] names what cannot be served.
@@ -39,9 +39,10 @@ pub fn inspect(
     kv_dtype: KvDtypeConfig,
     block_tokens: usize,
     tokens: usize,
+    long_texts: bool,
 ) -> Result<Inspection, LoadError> {
     let files = ModelFiles::open(path)?;
-    let arch = ArchConfig::read(&files).map_err(|source| LoadError::Arch {
+    let arch = ArchConfig::read_for(&files, long_texts).map_err(|source| LoadError::Arch {
         path: path.display().to_string(),
         source,
     })?;

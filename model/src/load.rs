@@ -118,7 +118,8 @@ pub fn load_with(
     cpu: Cpu,
 ) -> Result<LoadedModel, LoadError> {
     let path = || files.path().display().to_string();
-    let arch = ArchConfig::read(files).map_err(|source| LoadError::Arch { path: path(), source })?;
+    let arch =
+        ArchConfig::read_for(files, model.long_texts).map_err(|source| LoadError::Arch { path: path(), source })?;
     let (mode, compute) = match model.compute {
         Compute::Quantised => (LinearMode::Quantised, "quantised"),
         Compute::Precise => (LinearMode::Precise, "precise"),
@@ -132,9 +133,10 @@ pub fn load_with(
         pool_blocks(engine, &layout, longest, memory, weights)?,
     )?);
     let numerics = format!(
-        "{compute}-{ARITHMETIC}/{}/{}",
+        "{compute}-{ARITHMETIC}/{}/{}{}",
         cpu.level().as_str(),
-        layout.dtype.as_str()
+        layout.dtype.as_str(),
+        if model.long_texts { "/long-texts" } else { "" }
     );
     let positions = longest;
     let (name, vocab_size, max_positions) = (arch.name.clone(), arch.vocab_size, arch.max_positions);

@@ -33,6 +33,9 @@ enum Command {
         /// Element type of the KV cache.
         #[arg(long, value_enum, default_value_t = Dtype::F16)]
         kv_dtype: Dtype,
+        /// With the rotary embeddings for long texts, as the setting model.long_texts.
+        #[arg(long)]
+        long_texts: bool,
     },
     /// Fetches a model from a hub, as far as it is not in the cache, and prints where it is. By the settings of the servers
     /// (model.hub_cache_dir, model.hub_token_file, ...).
@@ -100,9 +103,11 @@ fn run(cli: Cli) -> anyhow::Result<bool> {
             tokens,
             block_tokens,
             kv_dtype,
+            long_texts,
         } => {
             let path = local(path)?;
-            print!("{}", inspect::inspect(&path, kv_dtype.into(), block_tokens, tokens)?);
+            let found = inspect::inspect(&path, kv_dtype.into(), block_tokens, tokens, long_texts)?;
+            print!("{found}");
             Ok(true)
         }
         Command::Fetch { reference, config } => {

@@ -81,7 +81,7 @@ pub(crate) fn load(files: &ModelFiles, directory: &ModelDirectory) -> Result<Tex
         add_bos: bos_token_id.is_some_and(|id| prefix.contains(&id)),
         chat_template,
         vocab_size: size("vocab_size")?,
-        max_position_embeddings: size("max_position_embeddings")?,
+        max_position_embeddings: files.positions(false)?,
         architecture: architecture(directory)?,
         name: files.name()?,
         tokenizer_hash: hash::of_tokenizer_json(&json),

@@ -122,7 +122,7 @@ pub(crate) fn load(files: &ModelFiles, file: &GgufFile) -> Result<TextModel, Mod
         add_bos,
         chat_template,
         vocab_size: vocabulary.tokens.len(),
-        max_position_embeddings: file.require_u32(&format!("{architecture}.context_length"))? as usize,
+        max_position_embeddings: files.positions(false)?,
         architecture: architecture.to_string(),
         name: files.name()?,
         tokenizer_hash: hash::of_gguf(file)?,

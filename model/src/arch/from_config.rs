@@ -5,7 +5,7 @@ use model_files::ModelDirectory;
 use serde_json::Value;
 
 use super::json::Reader;
-use super::rope::{self, ConfigRope, Positions, yarn_amplitude};
+use super::rope::{self, ConfigRope, yarn_amplitude};
 use super::{
     ArchConfig, ArchError, ExpertGroups, ExpertNames, Experts, Latent, MOST_LAYERS, Norms, QkNorm, Rope, Scoring,
     feature_error, value_error,
@@ -29,8 +29,9 @@ pub const CONFIG_ARCHITECTURES: [&str; 13] = [
     "DeepseekV3ForCausalLM",
 ];
 
-/// Reads a directory's description.
-pub(super) fn read(directory: &ModelDirectory) -> Result<ArchConfig, ArchError> {
+/// Reads a directory's description. How long texts may be is what the configuration says of the training: see
+/// [`model_files::ModelFiles::positions`] for what is served.
+pub(super) fn read(directory: &ModelDirectory, long_texts: bool) -> Result<ArchConfig, ArchError> {
     let config = Reader(directory.config());
     let classes = config.get("architectures");
     let class = classes.and_then(|v| v.get(0)).and_then(Value::as_str);
@@ -41,7 +42,7 @@ pub(super) fn read(directory: &ModelDirectory) -> Result<ArchConfig, ArchError> 
         });
     };
     let gemma = matches!(class, "Gemma2ForCausalLM" | "Gemma3ForCausalLM");
-    let mut arch = common(config, gemma)?;
+    let mut arch = common(config, gemma, long_texts)?;
     match class {
         "Qwen2ForCausalLM" => (arch.qkv_bias, arch.output_bias) = (true, false),
         "Qwen3ForCausalLM" => arch.qk_norm = QkNorm::Heads,
@@ -73,7 +74,7 @@ pub(super) fn read(directory: &ModelDirectory) -> Result<ArchConfig, ArchError> 
             arch.residual_scale = config.float("residual_multiplier", 1.0)?;
             arch.logit_scale = 1.0 / config.float("logits_scaling", 1.0)?;
         }
-        "DeepseekV2ForCausalLM" | "DeepseekV3ForCausalLM" => deepseek(config, class, &mut arch)?,
+        "DeepseekV2ForCausalLM" | "DeepseekV3ForCausalLM" => deepseek(config, class, &mut arch, long_texts)?,
         _ => {}
     }
     arch.windows = windows(config, class, arch.num_layers)?;
@@ -81,18 +82,12 @@ pub(super) fn read(directory: &ModelDirectory) -> Result<ArchConfig, ArchError> 
 }
 
 /// What all families have in common.
-fn common(config: Reader<'_>, gemma: bool) -> Result<ArchConfig, ArchError> {
+fn common(config: Reader<'_>, gemma: bool, long_texts: bool) -> Result<ArchConfig, ArchError> {
     let (hidden_size, num_heads) = (config.require("hidden_size")?, config.require("num_attention_heads")?);
     let even_split = hidden_size.checked_div(num_heads).unwrap_or(0);
     let head_dim = config.size("head_dim")?.unwrap_or(if gemma { 256 } else { even_split });
-    let trained = config.require("max_position_embeddings")?;
-    let (rope, local_rope) = ropes(config, head_dim)?;
+    let (rope, local_rope) = ropes(config, head_dim, long_texts)?;
     let attention_bias = config.flag("attention_bias")?.unwrap_or(false);
-    let max_positions = match rope.positions {
-        Some(Positions::AtMost(most)) => trained.min(most),
-        Some(Positions::AtLeast(least)) => trained.max(least),
-        None => trained,
-    };
     Ok(ArchConfig {
         name: config.text("model_type")?.unwrap_or("llama").to_owned(),
         num_layers: config.require("num_hidden_layers")?,
@@ -102,7 +97,7 @@ fn common(config: Reader<'_>, gemma: bool) -> Result<ArchConfig, ArchError> {
         num_kv_heads: config.size("num_key_value_heads")?.unwrap_or(num_heads),
         head_dim,
         vocab_size: config.require("vocab_size")?,
-        max_positions,
+        max_positions: config.require("max_position_embeddings")?,
         norm_eps: config.float("rms_norm_eps", 1e-6)?,
         norms: Norms::Before,
         norm_offset: 0.0,
@@ -142,23 +137,24 @@ fn activation(config: Reader<'_>) -> Result<Activation, ArchError> {
 }
 
 /// The rotary embeddings, and those of layers with a window if they have others.
-fn ropes(config: Reader<'_>, head_dim: usize) -> Result<(ConfigRope, Option<Rope>), ArchError> {
+fn ropes(config: Reader<'_>, head_dim: usize, long_texts: bool) -> Result<(ConfigRope, Option<Rope>), ArchError> {
     let theta = config.number("rope_theta")?.unwrap_or(10_000.0);
     let (name, section) = rope::section(config);
     // One section for each kind of layer.
     if let Some(by_kind) = section.map(Reader).filter(|value| value.names("full_attention")) {
         let global = by_kind.get("full_attention");
-        let global = rope::from_section(config, ("rope_parameters.full_attention", global), theta, head_dim)?;
+        let section = |value| rope::from_section(config, value, theta, head_dim, long_texts);
+        let global = section(("rope_parameters.full_attention", global))?;
         let local = match by_kind.get("sliding_attention") {
             Some(local) => {
                 let local = ("rope_parameters.sliding_attention", Some(local));
-                Some(rope::from_section(config, local, theta, head_dim)?.rope)
+                Some(section(local)?.rope)
             }
             None => None,
         };
         return Ok((global, local));
     }
-    let global = rope::from_section(config, (name, section), theta, head_dim)?;
+    let global = rope::from_section(config, (name, section), theta, head_dim, long_texts)?;
     let local = config.number("rope_local_base_freq")?;
     Ok((global, local.map(|theta| Rope::plain(theta, head_dim))))
 }
@@ -270,7 +266,7 @@ fn qwen3_experts(config: Reader<'_>, layers: usize) -> Result<Experts, ArchError
 }
 
 /// DeepSeek V2 and V3: latent attention, shared and grouped experts.
-fn deepseek(config: Reader<'_>, class: &str, arch: &mut ArchConfig) -> Result<(), ArchError> {
+fn deepseek(config: Reader<'_>, class: &str, arch: &mut ArchConfig, long_texts: bool) -> Result<(), ArchError> {
     let latent = Latent {
         query_rank: config.size("q_lora_rank")?.unwrap_or(0),
         kv_rank: config.require("kv_lora_rank")?,
@@ -286,7 +282,7 @@ fn deepseek(config: Reader<'_>, class: &str, arch: &mut ArchConfig) -> Result<()
         ));
     }
     let theta = config.number("rope_theta")?.unwrap_or(10_000.0);
-    let rope = rope::from_section(config, rope::section(config), theta, latent.rope_dim)?;
+    let rope = rope::from_section(config, rope::section(config), theta, latent.rope_dim, long_texts)?;
     let mut scale = 1.0 / (latent.plain_dim as f64 + latent.rope_dim as f64).sqrt();
     if let Some((all, factor)) = rope.all_dim {
         scale *= yarn_amplitude(factor, all).powi(2);

@@ -55,8 +55,9 @@ impl Keys<'_> {
     }
 }
 
-/// Reads a file's description.
-pub(super) fn read(file: &GgufFile) -> Result<ArchConfig, ArchError> {
+/// Reads a file's description. How long texts may be is what the file says of the training: see
+/// [`model_files::ModelFiles::positions`] for what is served.
+pub(super) fn read(file: &GgufFile, long_texts: bool) -> Result<ArchConfig, ArchError> {
     let name = file.require_string("general.architecture")?.to_owned();
     if !GGUF_ARCHITECTURES.contains(&name.as_str()) {
         return Err(ArchError::Architecture {
@@ -65,7 +66,7 @@ pub(super) fn read(file: &GgufFile) -> Result<ArchConfig, ArchError> {
         });
     }
     let keys = Keys { file, name };
-    let mut arch = common(&keys)?;
+    let mut arch = common(&keys, long_texts)?;
     match keys.name.as_str() {
         "qwen3" | "qwen3moe" => arch.qk_norm = QkNorm::Heads,
         "gemma2" | "gemma3" => gemma(&keys, &mut arch)?,
@@ -88,7 +89,7 @@ pub(super) fn read(file: &GgufFile) -> Result<ArchConfig, ArchError> {
 }
 
 /// What all families have in common.
-fn common(keys: &Keys<'_>) -> Result<ArchConfig, ArchError> {
+fn common(keys: &Keys<'_>, long_texts: bool) -> Result<ArchConfig, ArchError> {
     let (hidden_size, num_heads) = (keys.require("embedding_length")?, keys.require("attention.head_count")?);
     let even_split = hidden_size.checked_div(num_heads).unwrap_or(0);
     let head_dim = keys.size("attention.key_length")?.unwrap_or(even_split);
@@ -100,7 +101,7 @@ fn common(keys: &Keys<'_>) -> Result<ArchConfig, ArchError> {
     }
     let width = keys.size("rope.dimension_count")?.unwrap_or(head_dim);
     let trained = keys.require("context_length")?;
-    let (rope, max_positions) = rope(keys, width, trained)?;
+    let rope = rope(keys, width, trained, long_texts)?;
     let embedding = keys.file.tensor("token_embd.weight")?;
     // Files of this format keep rotated elements side by side for the first family, and apart for the later ones.
     let side_by_side = matches!(keys.name.as_str(), "llama" | "granite" | "deepseek2");
@@ -115,7 +116,7 @@ fn common(keys: &Keys<'_>) -> Result<ArchConfig, ArchError> {
         vocab_size: keys
             .size("vocab_size")?
             .unwrap_or(embedding.shape.first().map_or(0, |&n| n as usize)),
-        max_positions,
+        max_positions: trained,
         norm_eps: keys.file.require_f32(&keys.key("attention.layer_norm_rms_epsilon"))?,
         norms: Norms::Before,
         // Files have the weights as they are multiplied.
@@ -148,8 +149,8 @@ fn common(keys: &Keys<'_>) -> Result<ArchConfig, ArchError> {
 
 const ROPE_SUPPORTED: &str = "none, linear, yarn and longrope are";
 
-/// Rotary embeddings, and the positions that can be served with them.
-fn rope(keys: &Keys<'_>, width: usize, trained: usize) -> Result<(Rope, usize), ArchError> {
+/// Rotary embeddings; with `long_texts` those for long ones, if the file has others for them.
+fn rope(keys: &Keys<'_>, width: usize, trained: usize, long_texts: bool) -> Result<Rope, ArchError> {
     let theta = f64::from(keys.float("rope.freq_base")?.unwrap_or(10_000.0));
     let mut rope = Rope::plain(theta, width);
     let factor = keys.float("rope.scaling.factor")?.or(keys.float("rope.scale_linear")?);
@@ -159,17 +160,22 @@ fn rope(keys: &Keys<'_>, width: usize, trained: usize) -> Result<(Rope, usize), 
     let kind = keys.file.string(&kind_key)?;
     let original = keys.size("rope.scaling.original_context_length")?.unwrap_or(trained);
     let amplitude = keys.float("rope.scaling.attn_factor")?.map(f64::from);
-    if let Some(by) = factors(keys, "rope_factors_short.weight")? {
-        // Which of the two lists applies must not depend on a text, so texts are no longer than the first training's.
+    // Which of the two lists applies must not depend on a text.
+    let list = if long_texts {
+        "rope_factors_long.weight"
+    } else {
+        "rope_factors_short.weight"
+    };
+    if let Some(by) = factors(keys, list)? {
         let stretch = trained as f64 / original.max(1) as f64;
         let amplitude = amplitude.unwrap_or_else(|| longrope_amplitude(stretch, original as f64));
         rope.scaling = RopeScaling::Divided { by, amplitude };
-        return Ok((rope, trained.min(original)));
+        return Ok(rope);
     }
     if let Some(by) = factors(keys, "rope_freqs.weight")? {
         let amplitude = 1.0;
         rope.scaling = RopeScaling::Divided { by, amplitude };
-        return Ok((rope, trained));
+        return Ok(rope);
     }
     rope.scaling = match kind {
         None | Some("linear" | "none") if factor == 1.0 => RopeScaling::None,
@@ -189,7 +195,7 @@ fn rope(keys: &Keys<'_>, width: usize, trained: usize) -> Result<(Rope, usize), 
         }
         Some(other) => return Err(feature_error(kind_key, other, ROPE_SUPPORTED)),
     };
-    Ok((rope, trained))
+    Ok(rope)
 }
 
 /// Numbers that frequencies are divided by, if the file has the tensor.

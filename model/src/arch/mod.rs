@@ -245,15 +245,28 @@ fn check_size(what: &str, size: usize) -> Result<(), ArchError> {
 }
 
 impl ArchConfig {
-    /// Reads the description of a model's decoder.
+    /// Reads the description of a model's decoder, as it is for texts of its first training's length where it differs.
     ///
     /// # Errors
     /// [`ArchError`] names the key, its value and what would be right.
     pub fn read(files: &ModelFiles) -> Result<Self, ArchError> {
-        let config = match files.source() {
-            Source::Gguf(file) => from_gguf::read(file),
-            Source::Directory(directory) => from_config::read(directory),
+        Self::read_for(files, false)
+    }
+
+    /// [`Self::read`]; with `long_texts` what the model has for long texts, where it has rotary embeddings of their own for them.
+    ///
+    /// # Errors
+    /// [`ArchError`] names the key, its value and what would be right.
+    pub fn read_for(files: &ModelFiles, long_texts: bool) -> Result<Self, ArchError> {
+        let mut config = match files.source() {
+            Source::Gguf(file) => from_gguf::read(file, long_texts),
+            Source::Directory(directory) => from_config::read(directory, long_texts),
         }?;
+        config.max_positions = files.positions(long_texts)?;
+        if long_texts && config.max_positions == files.positions(false)? {
+            let right = "false: this model's rotary embeddings do not change with the length of a text";
+            return Err(value_error("model.long_texts", true, right));
+        }
         config.check()
     }
 

@@ -1,7 +1,8 @@
 //! Rotary embeddings and the ways to stretch them over longer texts than a model was first trained on.
 //!
 //! KV must depend on tokens and positions alone, so every method here is a fixed set of frequencies. Methods that change
-//! them with the length of the sequence (`dynamic`, `longrope`) are served within the length up to which they do not.
+//! them with the length of the sequence (`dynamic`, `longrope`) are served with those for the texts of the first training, up to
+//! their length, or on wish with those for long texts, as vLLM does; see [`model_files::ModelFiles::positions`].
 
 use std::f64::consts::PI;
 
@@ -201,32 +202,24 @@ pub(super) fn yarn_amplitude(factor: f64, scale: f64) -> f64 {
 /// What a `config.json` says on rotary embeddings.
 pub(super) struct ConfigRope {
     pub(super) rope: Rope,
-    /// Positions that can be served, where that follows from the method.
-    pub(super) positions: Option<Positions>,
     /// YaRN's `mscale_all_dim` and factor, which some architectures put into the scale of attention.
     pub(super) all_dim: Option<(f64, f64)>,
 }
 
-/// Bounds on the number of positions.
-pub(super) enum Positions {
-    /// No more, whatever the file says.
-    AtMost(usize),
-    /// As many, though the file says less.
-    AtLeast(usize),
-}
-
 const SUPPORTED: &str = "default, linear, llama3, yarn, dynamic and longrope are";
 
-/// Reads one set of parameters: `section` is its name for messages. `theta` is what the older form has beside it.
+/// Reads one set of parameters: `section` is its name for messages. `theta` is what the older form has beside it. `long_texts`:
+/// what the method has for long texts, if it has something else for them.
 pub(super) fn from_section(
     config: Reader<'_>,
     section: (&str, Option<&Value>),
     theta: f64,
     head_dim: usize,
+    long_texts: bool,
 ) -> Result<ConfigRope, ArchError> {
     let (name, value) = section;
     let reader = Reader(value.unwrap_or(&Value::Null));
-    let theta = reader.number("rope_theta")?.unwrap_or(theta);
+    let mut theta = reader.number("rope_theta")?.unwrap_or(theta);
     let partial = match reader.number("partial_rotary_factor")? {
         Some(factor) => factor,
         None => config.number("partial_rotary_factor")?.unwrap_or(1.0),
@@ -239,7 +232,6 @@ pub(super) fn from_section(
         Some(kind) => kind,
         None => reader.text("type")?.unwrap_or("default"),
     };
-    let mut positions = None;
     let mut all_dim = None;
     let require = |key: &str| {
         let missing = || value_error(format!("{name}.{key}"), "(missing)", format!("there for {kind}"));
@@ -260,16 +252,14 @@ pub(super) fn from_section(
         "yarn" => {
             let original = reader.size("original_max_position_embeddings")?.unwrap_or(trained);
             let (scaling, all) = yarn(reader, require("factor")?, original)?;
-            if let RopeScaling::Yarn { factor, original, .. } = scaling {
-                positions = Some(Positions::AtLeast((factor * original) as usize));
-            }
             all_dim = all;
             scaling
         }
         "dynamic" => {
-            require("factor")?;
-            let original = reader.size("original_max_position_embeddings")?.unwrap_or(trained);
-            positions = Some(Positions::AtMost(original));
+            let factor = require("factor")?;
+            if long_texts {
+                theta = dynamic_theta(theta, factor, width);
+            }
             RopeScaling::None
         }
         "longrope" | "su" => {
@@ -277,17 +267,12 @@ pub(super) fn from_section(
                 Some(original) => original,
                 None => config.require("original_max_position_embeddings")?,
             };
-            positions = Some(Positions::AtMost(original));
-            longrope(reader, name, trained, original)?
+            longrope(reader, name, (trained, original), long_texts)?
         }
         other => return Err(feature_error(format!("{name}.rope_type"), other, SUPPORTED)),
     };
     let rope = Rope { theta, width, scaling };
-    Ok(ConfigRope {
-        rope,
-        positions,
-        all_dim,
-    })
+    Ok(ConfigRope { rope, all_dim })
 }
 
 fn yarn(reader: Reader<'_>, factor: f64, original: usize) -> Result<(RopeScaling, Option<(f64, f64)>), ArchError> {
@@ -310,11 +295,28 @@ fn yarn(reader: Reader<'_>, factor: f64, original: usize) -> Result<(RopeScaling
     Ok((scaling, all.filter(|&all| all != 0.0).map(|all| (all, factor))))
 }
 
-/// The factors for texts no longer than the original length: which of the two lists applies must not depend on a text.
-fn longrope(reader: Reader<'_>, name: &str, trained: usize, original: usize) -> Result<RopeScaling, ArchError> {
-    let right = "a list of numbers";
-    let by = reader.list("short_factor", right, Value::as_f64)?;
-    let by = by.ok_or_else(|| value_error(format!("{name}.short_factor"), "(missing)", "there for longrope"))?;
+/// The base of the `dynamic` method for the longest text that it is made for: factor times the length of the training. (The
+/// formula of transformers and vLLM; the length of the training cancels out.)
+fn dynamic_theta(theta: f64, factor: f64, width: usize) -> f64 {
+    let width = width as f64;
+    theta * (factor * factor - (factor - 1.0)).powf(width / (width - 2.0))
+}
+
+/// The factors for texts no longer than the original length, or those for long texts: which of the two lists applies must not
+/// depend on a text. `lengths` are the final training's and the first training's.
+fn longrope(
+    reader: Reader<'_>,
+    name: &str,
+    lengths: (usize, usize),
+    long_texts: bool,
+) -> Result<RopeScaling, ArchError> {
+    let (trained, original) = lengths;
+    let (right, key) = (
+        "a list of numbers",
+        if long_texts { "long_factor" } else { "short_factor" },
+    );
+    let by = reader.list(key, right, Value::as_f64)?;
+    let by = by.ok_or_else(|| value_error(format!("{name}.{key}"), "(missing)", "there for longrope"))?;
     let stretch = trained as f64 / original.max(1) as f64;
     let amplitude = match reader.number("attention_factor")? {
         Some(amplitude) => amplitude,
@@ -347,9 +349,13 @@ mod tests {
     use super::*;
 
     fn read(config: &Value) -> ConfigRope {
+        read_for(config, false)
+    }
+
+    fn read_for(config: &Value, long_texts: bool) -> ConfigRope {
         let reader = Reader(config);
         let theta = reader.number("rope_theta").unwrap().unwrap_or(10_000.0);
-        from_section(reader, section(reader), theta, 8).unwrap()
+        from_section(reader, section(reader), theta, 8, long_texts).unwrap()
     }
 
     fn close(found: &[f64], expected: &[f64]) {
@@ -413,24 +419,29 @@ mod tests {
             .collect();
         close(&read.rope.frequencies(), &expected);
         assert!((read.rope.amplitude() - (0.1 * 4_f64.ln() + 1.0)).abs() < 1e-12);
-        assert!(matches!(read.positions, Some(Positions::AtLeast(512))));
     }
 
     #[test]
-    fn methods_that_change_with_the_length_are_served_up_to_where_they_do() {
+    fn methods_that_change_with_the_length_have_one_set_of_frequencies_for_all_texts() {
         let config = json!({"max_position_embeddings": 64, "rope_scaling": {"type": "dynamic", "factor": 2.0}});
-        let dynamic = read(&config);
-        assert!(matches!(dynamic.positions, Some(Positions::AtMost(64))));
-        assert_eq!(dynamic.rope, Rope::plain(10_000.0, 8));
-        let config = json!({"max_position_embeddings": 1024, "original_max_position_embeddings": 64, "rope_theta": 100.0,
-            "rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0, 4.0, 5.0], "long_factor": [9, 9, 9, 9]}});
-        let long = read(&config);
-        assert!(matches!(long.positions, Some(Positions::AtMost(64))));
-        let tenth = 10_f64.sqrt();
-        close(
-            &long.rope.frequencies(),
-            &[1.0, 0.5 / tenth, 0.1 / 4.0, 0.1 / tenth / 5.0],
+        assert_eq!(read(&config).rope, Rope::plain(10_000.0, 8));
+        // At 128 positions: 10^4 * (2 * 128 / 64 - 1)^(8 / 6).
+        let long = read_for(&config, true).rope;
+        assert!(
+            (long.theta - 10_000.0 * 3_f64.powf(8.0 / 6.0)).abs() < 1e-6,
+            "{}",
+            long.theta
         );
-        assert!((long.rope.amplitude() - (1.0 + 16_f64.ln() / 64_f64.ln()).sqrt()).abs() < 1e-12);
+        let config = json!({"max_position_embeddings": 1024, "original_max_position_embeddings": 64, "rope_theta": 100.0,
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0, 4.0, 5.0], "long_factor": [9, 8, 7, 6]}});
+        let tenth = 10_f64.sqrt();
+        for (long_texts, by) in [(false, [1.0, 2.0, 4.0, 5.0]), (true, [9.0, 8.0, 7.0, 6.0])] {
+            let rope = read_for(&config, long_texts).rope;
+            close(
+                &rope.frequencies(),
+                &[1.0 / by[0], 1.0 / tenth / by[1], 0.1 / by[2], 0.1 / tenth / by[3]],
+            );
+            assert!((rope.amplitude() - (1.0 + 16_f64.ln() / 64_f64.ln()).sqrt()).abs() < 1e-12);
+        }
     }
 }
