@@ -36,7 +36,7 @@ pub use sections::{
 };
 pub use types::{
     BestOf, Compute, DiscoveryMethod, KvDtypeConfig, LocalPrefillConfig, LogFormat, LogprobsConfig, NodeRoleConfig,
-    RoutingConfig, Secret, cores,
+    Quantize, RoutingConfig, Secret, cores,
 };
 pub use value::is_dial_address;
 

@@ -3,7 +3,7 @@
 use crate::field::{Kind, Text, int, millis, section};
 use crate::types::{
     BestOf, Compute, DiscoveryMethod, KvDtypeConfig, LocalPrefillConfig, LogFormat, LogprobsConfig, NodeRoleConfig,
-    RoutingConfig, Secret,
+    Quantize, RoutingConfig, Secret,
 };
 
 section! {
@@ -27,9 +27,10 @@ section! {
 section! {
     /// The model that is served. All processes of a cluster name the same one.
     ModelConfig = "model" {
-        /// A GGUF file, or a directory with config.json, tokenizer.json and safetensors files; or where a hub has them, from
-        /// which they are fetched into hub_cache_dir: hf://ORG/NAME (a directory) or hf://ORG/NAME/FILE.gguf. Of a branch or
-        /// tag with @REVISION behind it; of one commit, the same bytes for ever and for all processes, with @COMMIT.
+        /// A GGUF file (of a split model any part), or a directory with one, or one with config.json, tokenizer.json and
+        /// safetensors files; or where a hub has them, from which they are fetched into hub_cache_dir: hf://ORG/NAME (a
+        /// directory) or hf://ORG/NAME/FILE.gguf. Of a branch or tag with @REVISION behind it; of one commit, the same bytes for
+        /// ever and for all processes, with @COMMIT.
         path: String = String::new(), Kind::Text(Text::ModelPath);
         /// Name clients use; empty takes the name in the model's files.
         model_name: String = String::new(), Kind::Text(Text::Any);
@@ -46,6 +47,12 @@ section! {
         /// texts here: off, that for texts up to the length of their first training, and longer ones are refused; on, that
         /// for long texts, for short ones too. An error for models without such a choice.
         long_texts: bool = false, Kind::Bool;
+        /// What matrices of floats (F32, F16, BF16, and F8_E4M3 with its scales) become when the model is loaded, by the rules of
+        /// llama.cpp's quantiser: the output matrix becomes q6_k (q8_0 with q8_0), routers, norms and biases stay, rows that
+        /// do not fit blocks of 256 take the type of blocks of 32 with about as many bits, and quantised tensors stay. All
+        /// nodes name the same. "none": nothing changes.
+        quantize: Quantize = Quantize::None,
+            Kind::Choice(&["none", "q8_0", "q6_k", "q5_k", "q4_k", "q5_1", "q5_0", "q4_1", "q4_0"]);
         /// Element type of the KV cache; int8 has a scale for each token and head.
         kv_dtype: KvDtypeConfig = KvDtypeConfig::F16, Kind::Choice(&["f16", "bf16", "int8", "f32"]);
         /// Use of a hub's models what is in hub_cache_dir, and ask nobody. The variable HF_HUB_OFFLINE sets it too.

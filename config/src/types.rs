@@ -18,6 +18,69 @@ pub enum Compute {
     Float32,
 }
 
+/// What matrices of floats become when the model is loaded. All nodes of a cluster must agree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum Quantize {
+    /// What they are.
+    #[default]
+    #[serde(rename = "none")]
+    None,
+    /// 8 bits, blocks of 32 with a scale.
+    #[serde(rename = "q8_0")]
+    Q8_0,
+    /// 6 bits, blocks of 256.
+    #[serde(rename = "q6_k")]
+    Q6K,
+    /// 5 bits, blocks of 256.
+    #[serde(rename = "q5_k")]
+    Q5K,
+    /// 4 bits, blocks of 256.
+    #[serde(rename = "q4_k")]
+    Q4K,
+    /// 5 bits, blocks of 32 with scale and minimum.
+    #[serde(rename = "q5_1")]
+    Q5_1,
+    /// 5 bits, blocks of 32 with a scale.
+    #[serde(rename = "q5_0")]
+    Q5_0,
+    /// 4 bits, blocks of 32 with scale and minimum.
+    #[serde(rename = "q4_1")]
+    Q4_1,
+    /// 4 bits, blocks of 32 with a scale.
+    #[serde(rename = "q4_0")]
+    Q4_0,
+}
+
+impl Quantize {
+    /// All, the largest first.
+    pub const ALL: [Self; 9] = [
+        Self::None,
+        Self::Q8_0,
+        Self::Q6K,
+        Self::Q5K,
+        Self::Q4K,
+        Self::Q5_1,
+        Self::Q5_0,
+        Self::Q4_1,
+        Self::Q4_0,
+    ];
+
+    /// The word in the configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Q8_0 => "q8_0",
+            Self::Q6K => "q6_k",
+            Self::Q5K => "q5_k",
+            Self::Q4K => "q4_k",
+            Self::Q5_1 => "q5_1",
+            Self::Q5_0 => "q5_0",
+            Self::Q4_1 => "q4_1",
+            Self::Q4_0 => "q4_0",
+        }
+    }
+}
+
 /// How nodes find the coordinators.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -7,7 +7,7 @@ use std::thread;
 use anyhow::{Context, Result, ensure};
 use integration_tests::files::{binary, root};
 
-const TARGETS: [&str; 5] = ["http", "control", "kv", "gguf", "config"];
+const TARGETS: [&str; 6] = ["http", "control", "kv", "gguf", "safetensors", "config"];
 /// So many run at once.
 const AT_ONCE: usize = 3;
 

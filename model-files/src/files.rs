@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 
 use crate::directory::ModelDirectory;
 use crate::error::ModelFilesError;
-use crate::gguf::GgufFile;
+use crate::gguf::{GgufFile, split};
 use crate::positions;
 use crate::text::{self, TextModel};
 
 /// The two forms a model comes in.
 #[derive(Debug)]
 pub enum Source {
-    /// One GGUF file.
+    /// A GGUF file, or the parts of a split one.
     Gguf(GgufFile),
     /// A directory with `config.json`, safetensors and `tokenizer.json`.
     Directory(ModelDirectory),
@@ -26,7 +26,8 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// Opens a `.gguf` file or a model directory.
+    /// Opens a `.gguf` file (any part of a split model stands for all), a model directory, or a directory that holds one model
+    /// as GGUF.
     ///
     /// # Errors
     /// [`ModelFilesError`] naming the file and what is wrong.
@@ -51,7 +52,14 @@ impl ModelFiles {
             source,
         })?;
         let source = if metadata.is_dir() {
-            Source::Directory(open(path)?)
+            let gguf = match path.join("config.json").exists() {
+                true => None,
+                false => split::only_model(path)?,
+            };
+            match gguf {
+                Some(file) => Source::Gguf(GgufFile::open(&file)?),
+                None => Source::Directory(open(path)?),
+            }
         } else {
             Source::Gguf(GgufFile::open(path)?)
         };
@@ -64,6 +72,17 @@ impl ModelFiles {
     /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Bytes of the files with the weights.
+    pub fn weight_bytes(&self) -> u64 {
+        match &self.source {
+            Source::Gguf(file) => file.file_bytes(),
+            Source::Directory(directory) => {
+                let len = |path: &PathBuf| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+                directory.weight_files().iter().map(len).sum()
+            }
+        }
     }
 
     /// The opened form.
@@ -87,12 +106,12 @@ impl ModelFiles {
     /// # Errors
     /// [`ModelFilesError`] if `general.name` is no string.
     pub fn name(&self) -> Result<String, ModelFilesError> {
-        let own = || {
-            self.path
-                .file_stem()
-                .unwrap_or(self.path.as_os_str())
-                .to_string_lossy()
-                .into_owned()
+        let own = || match split::PartName::read(&self.path) {
+            Some(part) => part.stem.to_owned(),
+            None => {
+                let stem = self.path.file_stem().unwrap_or(self.path.as_os_str());
+                stem.to_string_lossy().into_owned()
+            }
         };
         match &self.source {
             Source::Gguf(file) => Ok(file.string("general.name")?.map_or_else(own, str::to_string)),

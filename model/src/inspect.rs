@@ -3,13 +3,14 @@
 use std::fmt;
 use std::path::Path;
 
-use config::{KvDtypeConfig, ModelConfig};
+use config::{ModelConfig, Quantize};
 use model_files::{ModelFiles, Source};
 use protocol::kv::KvLayout;
 
 use crate::arch::ArchConfig;
-use crate::load::{LoadError, kv_layout};
-use crate::pool_size::{bytes_of_files, machine_memory};
+use crate::load::{LoadError, describe, kv_layout};
+use crate::pool_size::machine_memory;
+use crate::weights::Held;
 
 /// What [`inspect`] has found out.
 #[derive(Clone, Debug)]
@@ -20,6 +21,10 @@ pub struct Inspection {
     pub layout: KvLayout,
     /// Bytes of the files with the weights.
     pub weight_bytes: u64,
+    /// What the weights become when they are loaded.
+    pub held: Held,
+    /// What was asked for them to become.
+    pub quantize: Quantize,
     /// Tokens that a KV pool is asked to hold.
     pub tokens: usize,
     /// Memory of this machine that a process may use, in bytes.
@@ -30,37 +35,33 @@ pub struct Inspection {
     pub form: &'static str,
 }
 
-/// Looks at the model at `path`, for a KV pool of `tokens` tokens (0: one of the longest sequences); `long_texts` as the setting of that name.
+/// Looks at the model at `path`, for a KV pool of `tokens` tokens (0: one of the longest sequences). Of `model` the element
+/// type of the KV cache counts, what weights become at loading, and whether long texts are meant.
 ///
 /// # Errors
 /// [`LoadError`] names what cannot be served.
-pub fn inspect(
-    path: &Path,
-    kv_dtype: KvDtypeConfig,
-    block_tokens: usize,
-    tokens: usize,
-    long_texts: bool,
-) -> Result<Inspection, LoadError> {
+pub fn inspect(path: &Path, model: &ModelConfig, block_tokens: usize, tokens: usize) -> Result<Inspection, LoadError> {
     let files = ModelFiles::open(path)?;
-    let arch = ArchConfig::read_for(&files, long_texts).map_err(|source| LoadError::Arch {
+    let (arch, weights) = describe(&files, model.long_texts)?;
+    let held = weights.held(&arch, model.quantize);
+    let held = held.map_err(|source| LoadError::Weights {
         path: path.display().to_string(),
         source,
     })?;
-    let model = ModelConfig {
-        kv_dtype,
-        ..ModelConfig::default()
-    };
-    let layout = kv_layout(&arch, &model, block_tokens.max(1));
+    let layout = kv_layout(&arch, model, block_tokens.max(1));
     let text = files.text();
     Ok(Inspection {
         layout,
-        weight_bytes: bytes_of_files(path),
+        weight_bytes: files.weight_bytes(),
+        held,
+        quantize: model.quantize,
         tokens: if tokens > 0 { tokens } else { arch.max_positions },
         memory: machine_memory(),
         tokenizer: text
             .map(|text| text.tokenizer.vocab_size())
             .map_err(|error| error.to_string()),
         form: match files.source() {
+            Source::Gguf(file) if file.paths().count() > 1 => "split GGUF file",
             Source::Gguf(_) => "GGUF file",
             Source::Directory(_) => "directory of safetensors",
         },
@@ -79,9 +80,28 @@ impl Inspection {
         self.layout.blocks_for(self.tokens) as u128 * self.layout.block_bytes() as u128
     }
 
-    /// Weights, as large as their files, and KV pool.
+    /// Weights as they are held, and KV pool.
     pub fn needed_bytes(&self) -> u128 {
-        u128::from(self.weight_bytes) + self.kv_bytes()
+        u128::from(self.held.bytes()) + self.kv_bytes()
+    }
+}
+
+impl Inspection {
+    /// What the weights become.
+    fn write_held(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let types = self.held.types.iter();
+        let types: Vec<String> = types
+            .map(|(kind, (count, bytes))| format!("{count} {kind} ({bytes})"))
+            .collect();
+        writeln!(f, "in memory         {} bytes: {}", self.held.bytes(), types.join(", "))?;
+        for ((wanted, to), count) in &self.held.fallbacks {
+            let asked = self.quantize.as_str();
+            writeln!(
+                f,
+                "quantize {asked:<9}{count} matrices are {to} and not {wanted}, whose blocks do not fit their rows"
+            )?;
+        }
+        Ok(())
     }
 }
 
@@ -122,6 +142,7 @@ impl fmt::Display for Inspection {
             )?,
         }
         writeln!(f, "weights           {} bytes", self.weight_bytes)?;
+        self.write_held(f)?;
         let (each, block, dtype) = (self.kv_bytes_per_token(), layout.block_tokens, layout.dtype.as_str());
         writeln!(
             f,

@@ -30,7 +30,7 @@ pub mod verify;
 mod weights;
 
 pub use cost::{ModelMemory, StepCost};
-pub use load::{LoadError, LoadedModel, load, load_with};
+pub use load::{LoadError, LoadedModel, load, load_watched, load_with};
 pub use pool_size::PoolSizeError;
 pub use runner::ModelRunner;
-pub use weights::WeightError;
+pub use weights::{Held, LoadProgress, WeightError};

@@ -3,20 +3,20 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use config::{Compute, EngineConfig, KvDtypeConfig, ModelConfig, cores};
+use config::{Compute, EngineConfig, KvDtypeConfig, ModelConfig, Quantize, cores};
 use grammar::{Grammars, Vocabulary};
 use model_files::{ModelFiles, ModelFilesError};
 use protocol::kv::{AdapterIdentity, KvDtype, KvLayout, ModelIdentity};
 use thiserror::Error;
 
-use crate::arch::{ArchConfig, ArchError};
+use crate::arch::{ArchConfig, ArchError, Fp8Scheme};
 use crate::cost::{ModelMemory, StepCost};
 use crate::decoder::Decoder;
 use crate::kernels::{Cpu, KernelError, LinearMode};
 use crate::kv_pool::{KvError, KvPool};
-use crate::pool_size::{PoolSizeError, bytes_of_files, machine_memory, pool_blocks};
+use crate::pool_size::{PoolSizeError, machine_memory, pool_blocks};
 use crate::runner::ModelRunner;
-use crate::weights::{WeightError, WeightLoader, load_adapter};
+use crate::weights::{LoadOptions, LoadProgress, WeightError, WeightFiles, WeightLoader, load_adapter};
 
 /// Generation of the arithmetic: goes up when a change of the kernels changes bits, so that nodes of different versions do
 /// not serve one request together.
@@ -94,16 +94,25 @@ pub enum LoadError {
 /// # Errors
 /// [`LoadError`] names the file, the key or tensor, its value and what would be right.
 pub fn load(model: &ModelConfig, engine: &EngineConfig, max_seq_len: usize) -> Result<LoadedModel, LoadError> {
+    load_watched(model, engine, max_seq_len, &mut |_| {})
+}
+
+/// [`load`] that tells `watch` after each tensor how far it is.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_watched(
+    model: &ModelConfig,
+    engine: &EngineConfig,
+    max_seq_len: usize,
+    watch: &mut dyn FnMut(LoadProgress),
+) -> Result<LoadedModel, LoadError> {
     if model.path.is_empty() {
         return Err(LoadError::NoPath);
     }
-    load_with(
-        &ModelFiles::open(&model.path)?,
-        model,
-        engine,
-        max_seq_len,
-        Cpu::pinned(engine.threads, &cores(&engine.cores).unwrap_or_default())?,
-    )
+    let cpu = Cpu::pinned(engine.threads, &cores(&engine.cores).unwrap_or_default());
+    let files = ModelFiles::open(&model.path)?;
+    assemble(&files, (model, engine), max_seq_len, cpu?, watch)
 }
 
 /// [`load`] of opened files on a given CPU (for comparing instruction sets).
@@ -117,23 +126,49 @@ pub fn load_with(
     max_seq_len: usize,
     cpu: Cpu,
 ) -> Result<LoadedModel, LoadError> {
+    assemble(files, (model, engine), max_seq_len, cpu, &mut |_| {})
+}
+
+/// A model's description, for long texts or not, and its opened weights.
+pub(crate) fn describe(files: &ModelFiles, long_texts: bool) -> Result<(ArchConfig, WeightFiles<'_>), LoadError> {
     let path = || files.path().display().to_string();
-    let arch =
-        ArchConfig::read_for(files, model.long_texts).map_err(|source| LoadError::Arch { path: path(), source })?;
+    let unserved = |source| LoadError::Arch { path: path(), source };
+    let arch = ArchConfig::read_for(files, long_texts).map_err(unserved)?;
+    let fp8 = Fp8Scheme::read(files).map_err(unserved)?;
+    let opened = WeightFiles::open(files, fp8);
+    let opened = opened.map_err(|source| LoadError::Weights { path: path(), source })?;
+    Ok((arch, opened))
+}
+
+fn assemble(
+    files: &ModelFiles,
+    (model, engine): (&ModelConfig, &EngineConfig),
+    max_seq_len: usize,
+    cpu: Cpu,
+    watch: &mut dyn FnMut(LoadProgress),
+) -> Result<LoadedModel, LoadError> {
+    let weights_failed = |source| LoadError::Weights {
+        path: files.path().display().to_string(),
+        source,
+    };
+    let (arch, opened) = describe(files, model.long_texts)?;
     let (mode, compute) = match model.compute {
         Compute::Quantised => (LinearMode::Quantised, "quantised"),
         Compute::Precise => (LinearMode::Precise, "precise"),
         Compute::Float32 => (LinearMode::Float32, "float32"),
     };
     let layout = kv_layout(&arch, model, engine.kv_block_tokens);
-    let (memory, weights) = (machine_memory(), bytes_of_files(files.path()));
+    let held = opened.held(&arch, model.quantize).map_err(weights_failed)?;
     let longest = max_seq_len.min(arch.max_positions);
-    let pool = Arc::new(KvPool::new(
-        layout,
-        pool_blocks(engine, &layout, longest, memory, weights)?,
-    )?);
+    let blocks = pool_blocks(engine, &layout, longest, machine_memory(), held.bytes())?;
+    let pool = Arc::new(KvPool::new(layout, blocks)?);
+    // In words too, although the hash of the weights has it: so that a node that is refused can tell why.
+    let quantize = match model.quantize {
+        Quantize::None => String::new(),
+        other => format!("/{}", other.as_str()),
+    };
     let numerics = format!(
-        "{compute}-{ARITHMETIC}/{}/{}{}",
+        "{compute}-{ARITHMETIC}/{}/{}{quantize}{}",
         cpu.level().as_str(),
         layout.dtype.as_str(),
         if model.long_texts { "/long-texts" } else { "" }
@@ -141,11 +176,14 @@ pub fn load_with(
     let positions = longest;
     let (name, vocab_size, max_positions) = (arch.name.clone(), arch.vocab_size, arch.max_positions);
 
-    let weights_failed = |source| LoadError::Weights { path: path(), source };
-    let mut loader = WeightLoader::open(files, mode, cpu.threads(), &arch).map_err(weights_failed)?;
-    let tied = arch.tied_head;
+    let options = LoadOptions {
+        mode,
+        quantize: model.quantize,
+        threads: cpu.threads(),
+    };
+    let mut loader = WeightLoader::new(opened, &arch, options, watch).map_err(weights_failed)?;
     let mut decoder = Decoder::load(arch, cpu, positions, &mut loader).map_err(weights_failed)?;
-    let weights_hash = loader.finish(tied).map_err(weights_failed)?;
+    let weights_hash = loader.finish().map_err(weights_failed)?;
     let adapters = load_adapters(model, &mut decoder)?;
     let identity = ModelIdentity {
         architecture: name,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use config::{ConfigArgs, HubReference, KvDtypeConfig};
+use config::{ConfigArgs, HubReference, KvDtypeConfig, ModelConfig, Quantize};
 use model::{inspect, verify};
 use model_hub::Need;
 
@@ -36,6 +36,9 @@ enum Command {
         /// With the rotary embeddings for long texts, as the setting model.long_texts.
         #[arg(long)]
         long_texts: bool,
+        /// What matrices of floats become at loading, as model.quantize says it.
+        #[arg(long, default_value = "none", value_parser = parse_quantize)]
+        quantize: Quantize,
     },
     /// Fetches a model from a hub, as far as it is not in the cache, and prints where it is. By the settings of the servers
     /// (model.hub_cache_dir, model.hub_token_file, ...).
@@ -95,6 +98,16 @@ fn fetch(reference: &str, config: &config::Config) -> anyhow::Result<PathBuf> {
     Ok(model_hub::fetch_blocking(&reference, &config.model, Need::Whole)?.path)
 }
 
+fn parse_quantize(word: &str) -> Result<Quantize, String> {
+    let found = Quantize::ALL.into_iter().find(|kind| kind.as_str() == word);
+    found.ok_or_else(|| {
+        format!(
+            "one of {} would be right",
+            Quantize::ALL.map(Quantize::as_str).join(", ")
+        )
+    })
+}
+
 #[allow(clippy::print_stdout, reason = "what is printed is the result")]
 fn run(cli: Cli) -> anyhow::Result<bool> {
     match cli.command {
@@ -104,10 +117,16 @@ fn run(cli: Cli) -> anyhow::Result<bool> {
             block_tokens,
             kv_dtype,
             long_texts,
+            quantize,
         } => {
             let path = local(path)?;
-            let found = inspect::inspect(&path, kv_dtype.into(), block_tokens, tokens, long_texts)?;
-            print!("{found}");
+            let model = ModelConfig {
+                kv_dtype: kv_dtype.into(),
+                quantize,
+                long_texts,
+                ..ModelConfig::default()
+            };
+            print!("{}", inspect::inspect(&path, &model, block_tokens, tokens)?);
             Ok(true)
         }
         Command::Fetch { reference, config } => {

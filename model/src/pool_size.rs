@@ -1,7 +1,5 @@
 //! How many blocks the KV pool gets, and whether they suffice and fit: found out before the weights are read.
 
-use std::path::Path;
-
 use config::EngineConfig;
 use protocol::kv::KvLayout;
 use thiserror::Error;
@@ -29,7 +27,7 @@ pub enum PoolSizeError {
     /// The machine's memory does not hold it.
     #[error(
         "engine.{field} is {given}, a KV pool of {bytes} bytes; the memory of this machine is {memory} bytes, of which the \
-         model's files take {weights}, so at most {fits} would be right"
+         model's weights take {weights}, so at most {fits} would be right"
     )]
     TooLarge {
         /// The field that gives the size.
@@ -48,7 +46,7 @@ pub enum PoolSizeError {
 }
 
 /// Blocks of the KV pool that the configuration asks for. `longest` is the length of the longest sequence, in tokens;
-/// `memory` and `weights` are bytes of the machine's memory, if known, and of the model's files.
+/// `memory` and `weights` are bytes of the machine's memory, if known, and of the model's weights in it.
 ///
 /// # Errors
 /// [`PoolSizeError`] names the field, its value and what would be right.
@@ -117,20 +115,6 @@ fn mem_total(meminfo: &str) -> Option<u64> {
     Some(kib << 10)
 }
 
-/// Bytes of a model's files: of the file, or of all files of the directory. What cannot be read counts as 0 here and fails
-/// when it is loaded.
-pub(crate) fn bytes_of_files(path: &Path) -> u64 {
-    let len = |path: &Path| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
-    match std::fs::read_dir(path) {
-        Ok(entries) => entries
-            .flatten()
-            .filter(|entry| entry.path().extension().is_some_and(|ending| ending == "safetensors"))
-            .map(|entry| len(&entry.path()))
-            .sum(),
-        Err(_) => len(path),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use protocol::kv::KvDtype;
@@ -179,7 +163,7 @@ mod tests {
         assert_eq!(
             error,
             "engine.kv_pool_tokens is 3520, a KV pool of 901120 bytes; the memory of this machine is 1000000 bytes, of \
-             which the model's files take 100000, so at most 3504 would be right"
+             which the model's weights take 100000, so at most 3504 would be right"
         );
         let error = blocks(&sized(0, 1_000_000)).unwrap_err().to_string();
         assert!(

@@ -1,146 +1,30 @@
 //! Reads a model's tensors from a GGUF file or safetensors, checks their shapes, hashes and packs them.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
-use std::path::PathBuf;
 
-use indexed::SafeTensorFiles;
-use model_files::{GgufFile, ModelFiles, ModelFilesError, Source};
-use thiserror::Error;
+use config::Quantize;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::arch::ArchConfig;
 use crate::kernels::{GgmlType, KernelError, Linear, LinearMode, dequantise, embedding_row};
-use crate::tensor_names::{Naming, Part, Place, Tensor};
+use crate::tensor_names::{Part, Place, Tensor};
 
 mod adapter;
+mod convert;
+mod error;
+mod fp8;
+mod header;
 mod indexed;
+mod policy;
+mod store;
 
 pub(crate) use adapter::load_adapter;
-
-/// Why the weights could not be loaded. Every message names the tensor.
-#[derive(Debug, Error)]
-pub enum WeightError {
-    /// The files could not be read.
-    #[error(transparent)]
-    Files(#[from] ModelFilesError),
-    /// A safetensors file breaks its format.
-    #[error("{}: {reason}", path.display())]
-    Safetensors {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
-    /// A tensor that the decoder needs is not there.
-    #[error("tensor {name} is missing; it must have the shape {expected:?}")]
-    Missing {
-        /// Its name.
-        name: String,
-        /// Its shape, outermost dimension first.
-        expected: Vec<usize>,
-    },
-    /// A tensor has another shape than the model's description says.
-    #[error("tensor {name} has the shape {found:?}; the model's description calls for {expected:?}")]
-    Shape {
-        /// Its name.
-        name: String,
-        /// The shape that follows from the description.
-        expected: Vec<usize>,
-        /// The shape in the file.
-        found: Vec<usize>,
-    },
-    /// A tensor's element type cannot be read.
-    #[error("tensor {name} is {found}; supported are {supported}")]
-    Type {
-        /// Its name.
-        name: String,
-        /// Its type.
-        found: String,
-        /// What can be read.
-        supported: &'static str,
-    },
-    /// The file has tensors that the decoder would leave out, so it would compute another function.
-    #[error("{count} tensors of the file are not used by the decoder, for example {example}; another architecture?")]
-    Unused {
-        /// How many.
-        count: usize,
-        /// The first by name.
-        example: String,
-    },
-    /// An adapter's file has a tensor that the decoder would leave out.
-    #[error(
-        "tensor {name} is not the lora_A.weight or lora_B.weight of a module that adapter_config.json chooses and that \
-         can be adapted (base_model.model.model.layers.N.self_attn.q_proj, k_proj, v_proj, o_proj and \
-         .mlp.gate_proj, up_proj, down_proj)"
-    )]
-    NotAdapted {
-        /// Its name.
-        name: String,
-    },
-    /// An adapter's numbers must be numbers, also when they are multiplied with its scale.
-    #[error("tensor {name} has the value {value} (B's with the adapter's scale), must be finite")]
-    NotFinite {
-        /// Its name.
-        name: String,
-        /// One of its values.
-        value: f32,
-    },
-    /// A tensor cannot be packed.
-    #[error("tensor {name}: {source}")]
-    Kernel {
-        /// Its name.
-        name: String,
-        /// What is wrong with it.
-        source: KernelError,
-    },
-}
-
-/// A tensor as it lies in the file.
-struct View<'a> {
-    kind: GgmlType,
-    shape: Vec<usize>,
-    bytes: &'a [u8],
-}
-
-/// Where tensors come from.
-enum Store<'a> {
-    Gguf(&'a GgufFile),
-    Safetensors(SafeTensorFiles),
-}
-
-impl Store<'_> {
-    fn find(&self, name: &str) -> Result<Option<View<'_>>, WeightError> {
-        match self {
-            Self::Safetensors(files) => files.find(name),
-            Self::Gguf(file) => {
-                let Some(info) = file.header().tensor(name) else {
-                    return Ok(None);
-                };
-                let kind = GgmlType::from_id(info.kind.id()).map_err(|source| WeightError::Kernel {
-                    name: name.to_owned(),
-                    source,
-                })?;
-                let shape = info
-                    .shape
-                    .iter()
-                    .map(|&n| usize::try_from(n).unwrap_or(usize::MAX))
-                    .collect();
-                Ok(Some(View {
-                    kind,
-                    shape,
-                    bytes: file.tensor_bytes(info),
-                }))
-            }
-        }
-    }
-
-    fn names(&self) -> Vec<&str> {
-        match self {
-            Self::Gguf(file) => file.tensors().iter().map(|t| t.name.as_str()).collect(),
-            Self::Safetensors(files) => files.names(),
-        }
-    }
-}
+use convert::{From, Rows};
+pub use error::WeightError;
+pub use store::Held;
+pub(crate) use store::WeightFiles;
+use store::{Stored, View};
 
 /// Where the rows of the embedding matrix are.
 pub(crate) enum Embedding {
@@ -168,54 +52,83 @@ impl Embedding {
     }
 }
 
-/// Takes tensors out of a model's files, one after the other, and hashes what it takes.
+/// How far loading is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Bytes of tensors that have been read.
+    pub done: u64,
+    /// Bytes of all tensors of the files.
+    pub total: u64,
+}
+
+/// How tensors are read.
+#[derive(Clone, Copy)]
+pub(crate) struct LoadOptions {
+    pub(crate) mode: LinearMode,
+    /// What matrices of floats become.
+    pub(crate) quantize: Quantize,
+    /// Threads that convert and pack a matrix.
+    pub(crate) threads: usize,
+}
+
+/// A tensor, or rows of one, in a type that can be packed.
+struct Taken<'a> {
+    name: String,
+    kind: GgmlType,
+    bytes: Cow<'a, [u8]>,
+}
+
+/// Takes tensors out of a model's files, one after the other, and hashes what it takes: as it is computed with, after all
+/// conversions.
 pub(crate) struct WeightLoader<'a> {
-    store: Store<'a>,
-    naming: Naming,
+    files: WeightFiles<'a>,
     arch: ArchConfig,
-    mode: LinearMode,
-    /// Threads that pack a matrix.
-    threads: usize,
+    options: LoadOptions,
     hash: Xxh3,
     used: HashSet<String>,
     /// Types without a kernel, with the number of their matrices.
     widened: BTreeMap<&'static str, usize>,
+    /// What matrices were, what they should become, what they became, and how many.
+    quantised: BTreeMap<[&'static str; 3], usize>,
+    progress: LoadProgress,
+    watch: &'a mut dyn FnMut(LoadProgress),
 }
 
 impl<'a> WeightLoader<'a> {
-    /// Opens the weights of a model that is described by `arch`, which enters the hash.
-    pub(crate) fn open(
-        files: &'a ModelFiles,
-        mode: LinearMode,
-        threads: usize,
+    /// Reads the weights of a model that is described by `arch`, which enters the hash; `watch` is told after each tensor.
+    pub(crate) fn new(
+        files: WeightFiles<'a>,
         arch: &ArchConfig,
+        options: LoadOptions,
+        watch: &'a mut dyn FnMut(LoadProgress),
     ) -> Result<Self, WeightError> {
-        let (store, naming) = match files.source() {
-            Source::Gguf(file) => (Store::Gguf(file), Naming::Gguf),
-            Source::Directory(directory) => (
-                Store::Safetensors(SafeTensorFiles::open(directory.weight_files())?),
-                Naming::HuggingFace,
-            ),
-        };
+        let mut total = 0;
+        for name in files.names() {
+            if !files.is_harmless(name, arch) {
+                total += files.find(name)?.map_or(0, |view| view.bytes.len() as u64);
+            }
+        }
         let mut hash = Xxh3::new();
         hash.update(format!("{arch:?}").as_bytes());
         Ok(Self {
-            store,
-            naming,
+            files,
             arch: arch.clone(),
-            mode,
-            threads,
+            options,
             hash,
             used: HashSet::new(),
             widened: BTreeMap::new(),
+            quantised: BTreeMap::new(),
+            progress: LoadProgress { done: 0, total },
+            watch,
         })
     }
 
-    /// Some rows of a tensor, noted as used and hashed. The shape that it must have is that of the place and `k`.
-    fn take(&mut self, place: Place, k: Option<usize>) -> Result<(String, View<'_>), WeightError> {
+    /// Some rows of a tensor, noted as used and hashed. The shape that it must have is that of the place and `k`. Floats
+    /// become `target`, if there is one.
+    fn take(&mut self, place: Place, k: Option<usize>, target: Option<GgmlType>) -> Result<Taken<'_>, WeightError> {
         let Place { name, outer, rows } = place;
         let expected: Vec<usize> = outer.iter().copied().chain(k).collect();
-        let Some(view) = self.store.find(&name)? else {
+        let Some(view) = self.files.find(&name)? else {
             return Err(WeightError::Missing { name, expected });
         };
         if view.shape != expected {
@@ -226,24 +139,73 @@ impl<'a> WeightLoader<'a> {
             });
         }
         // The file has as many bytes as the shape says, so the number of rows divides them.
-        let size = view.bytes.len() / outer.iter().product::<usize>().max(1);
+        let all = outer.iter().product::<usize>();
+        let size = view.bytes.len() / all.max(1);
         let bytes = &view.bytes[rows.start * size..rows.end * size];
         self.used.insert(name.clone());
-        let kind = view.kind.as_str();
-        match rows.len() == outer.iter().product::<usize>() {
-            true => self.hash.update(format!("|{name} {kind} {expected:?}|").as_bytes()),
+        self.progress.done += bytes.len() as u64;
+        (self.watch)(self.progress);
+        let threads = self.options.threads;
+        let (mut kind, mut bytes) = match (view.stored, k) {
+            (Stored::Ggml(kind), _) => (kind, Cow::Borrowed(bytes)),
+            (Stored::Fp8, Some(k)) => {
+                let (scale, scales, becomes) = scales_of(&self.files, &name, all, k)?;
+                self.used.insert(scale);
+                let rows = Rows {
+                    name: &name,
+                    from: From::Fp8(&scales),
+                    first: rows.start,
+                    k,
+                    bytes,
+                };
+                (becomes, Cow::Owned(rows.convert(becomes, threads)?))
+            }
+            (Stored::Fp8, None) => return Err(of_type(&name, Stored::Fp8, "F32, F16 and BF16 for a vector")),
+        };
+        if let (Some(target), Some(k)) = (target, k) {
+            let rows = Rows {
+                name: &name,
+                from: From::Floats(kind),
+                first: rows.start,
+                k,
+                bytes: &bytes,
+            };
+            (kind, bytes) = (target, Cow::Owned(rows.convert(target, threads)?));
+        }
+        let word = kind.as_str();
+        match rows.len() == all {
+            true => self.hash.update(format!("|{name} {word} {expected:?}|").as_bytes()),
             false => self
                 .hash
-                .update(format!("|{name} {kind} {expected:?} {rows:?}|").as_bytes()),
+                .update(format!("|{name} {word} {expected:?} {rows:?}|").as_bytes()),
         }
-        self.hash.update(bytes);
-        Ok((name, View { bytes, ..view }))
+        self.hash.update(&bytes);
+        Ok(Taken { name, kind, bytes })
+    }
+
+    /// What the floats of a matrix in this place become; notes it. `head`: it is the output matrix, maybe among others.
+    fn target(&mut self, tensor: Tensor, head: bool, place: &Place, k: usize) -> Result<Option<GgmlType>, WeightError> {
+        let Some(choice) = policy::choose(self.options.quantize, tensor, head, k) else {
+            return Ok(None);
+        };
+        // A tensor that is not there is an error later.
+        let Some(stored) = self.files.find(&place.name)?.map(|view| view.stored) else {
+            return Ok(None);
+        };
+        let becomes = choice.fits.filter(|_| stored.is_float());
+        let words = [
+            stored.as_str(),
+            choice.wanted.as_str(),
+            becomes.map_or(stored.as_str(), GgmlType::as_str),
+        ];
+        *self.quantised.entry(words).or_default() += 1;
+        Ok(becomes)
     }
 
     /// Where a whole tensor of so many rows is.
     fn whole(&self, tensor: Tensor, outer: &[usize]) -> Place {
         Place {
-            name: self.naming.name(tensor),
+            name: self.files.naming.name(tensor),
             outer: outer.to_vec(),
             rows: 0..outer.iter().product(),
         }
@@ -251,14 +213,14 @@ impl<'a> WeightLoader<'a> {
 
     /// Whether the files have a tensor.
     pub(crate) fn has(&self, tensor: Tensor) -> Result<bool, WeightError> {
-        Ok(self.store.find(&self.naming.name(tensor))?.is_some())
+        Ok(self.files.find(&self.files.naming.name(tensor))?.is_some())
     }
 
     /// A vector of `n` numbers.
     pub(crate) fn vector(&mut self, tensor: Tensor, n: usize) -> Result<Vec<f32>, WeightError> {
-        let (name, view) = self.take(self.whole(tensor, &[n]), None)?;
+        let Taken { name, kind, bytes } = self.take(self.whole(tensor, &[n]), None, None)?;
         let mut out = vec![0.0; n];
-        dequantise(view.kind, view.bytes, &mut out).map_err(|source| WeightError::Kernel { name, source })?;
+        dequantise(kind, &bytes, &mut out).map_err(|source| WeightError::Kernel { name, source })?;
         Ok(out)
     }
 
@@ -274,9 +236,9 @@ impl<'a> WeightLoader<'a> {
 
     /// The numbers of a tensor with rows of `k`.
     pub(crate) fn floats(&mut self, tensor: Tensor, outer: &[usize], k: usize) -> Result<Vec<f32>, WeightError> {
-        let (name, view) = self.take(self.whole(tensor, outer), Some(k))?;
+        let Taken { name, kind, bytes } = self.take(self.whole(tensor, outer), Some(k), None)?;
         let mut out = vec![0.0; outer.iter().product::<usize>() * k];
-        dequantise(view.kind, view.bytes, &mut out).map_err(|source| WeightError::Kernel { name, source })?;
+        dequantise(kind, &bytes, &mut out).map_err(|source| WeightError::Kernel { name, source })?;
         Ok(out)
     }
 
@@ -284,7 +246,7 @@ impl<'a> WeightLoader<'a> {
     /// through an exponential: there precision is worth most. Together they are a sixth of a layer's arithmetic and the
     /// head, which works on the few rows that need logits.
     fn mode_of(&self, tensor: Tensor) -> LinearMode {
-        match (self.mode, tensor) {
+        match (self.options.mode, tensor) {
             (LinearMode::Quantised, Tensor::Head) => LinearMode::Precise,
             (LinearMode::Quantised, Tensor::Weight(_, Part::Query | Part::Key | Part::Value)) => LinearMode::Precise,
             // Which experts a token gets hangs on small differences.
@@ -295,11 +257,11 @@ impl<'a> WeightLoader<'a> {
 
     /// A matrix of `n` outputs and `k` inputs, packed.
     pub(crate) fn matrix(&mut self, tensor: Tensor, n: usize, k: usize) -> Result<Linear, WeightError> {
-        let (mode, threads) = (self.mode_of(tensor), self.threads);
-        let place = self.naming.place(&self.arch, tensor, n);
-        let (name, view) = self.take(place, Some(k))?;
-        let kind = view.kind;
-        let packed = Linear::from_ggml_on(kind, n, k, view.bytes, mode, threads)
+        let (mode, threads) = (self.mode_of(tensor), self.options.threads);
+        let place = self.files.naming.place(&self.arch, tensor, n);
+        let target = self.target(tensor, tensor == Tensor::Head, &place, k)?;
+        let Taken { name, kind, bytes } = self.take(place, Some(k), target)?;
+        let packed = Linear::from_ggml_on(kind, n, k, &bytes, mode, threads)
             .map_err(|source| WeightError::Kernel { name, source })?;
         self.note(kind);
         Ok(packed)
@@ -308,7 +270,7 @@ impl<'a> WeightLoader<'a> {
     /// Counts a matrix whose type has no kernel.
     fn note(&mut self, kind: GgmlType) {
         let float = matches!(kind, GgmlType::F32 | GgmlType::F16 | GgmlType::Bf16);
-        if self.mode != LinearMode::Float32 && !float && !kind.has_int8_kernel() {
+        if self.options.mode != LinearMode::Float32 && !float && !kind.has_int8_kernel() {
             *self.widened.entry(kind.as_str()).or_default() += 1;
         }
     }
@@ -320,18 +282,19 @@ impl<'a> WeightLoader<'a> {
         hidden: usize,
         tied: bool,
     ) -> Result<(Embedding, Option<Linear>), WeightError> {
-        let (mode, threads) = (self.mode_of(Tensor::Head), self.threads);
-        let (name, view) = self.take(self.whole(Tensor::Embedding, &[vocab]), Some(hidden))?;
+        let (mode, threads) = (self.mode_of(Tensor::Head), self.options.threads);
+        let place = self.whole(Tensor::Embedding, &[vocab]);
+        let target = self.target(Tensor::Embedding, tied, &place, hidden)?;
+        let Taken { name, kind, bytes } = self.take(place, Some(hidden), target)?;
         let packed = tied
-            .then(|| Linear::from_ggml_on(view.kind, vocab, hidden, view.bytes, mode, threads))
+            .then(|| Linear::from_ggml_on(kind, vocab, hidden, &bytes, mode, threads))
             .transpose();
         let head = packed.map_err(|source| WeightError::Kernel { name, source })?;
-        let kind = view.kind;
         let embedding = match &head {
             Some(head) if head.has_rows() => Embedding::Head,
             _ => Embedding::Own {
                 kind,
-                bytes: view.bytes.to_vec(),
+                bytes: bytes.into_owned(),
             },
         };
         if head.is_some() {
@@ -340,11 +303,12 @@ impl<'a> WeightLoader<'a> {
         Ok((embedding, head))
     }
 
-    /// Ends the loading: the hash of everything that was taken. The log says which types have no kernel.
+    /// Ends the loading: the hash of everything that was taken. The log says which types have no kernel, and what was
+    /// quantised.
     ///
     /// # Errors
     /// [`WeightError::Unused`] if the files hold weights that nobody took.
-    pub(crate) fn finish(self, tied: bool) -> Result<u128, WeightError> {
+    pub(crate) fn finish(self) -> Result<u128, WeightError> {
         for (kind, matrices) in &self.widened {
             tracing::warn!(
                 kind,
@@ -352,31 +316,23 @@ impl<'a> WeightLoader<'a> {
                 "no kernel for weights of this type: they become f32, larger and slower"
             );
         }
-        let (layers, more) = (self.arch.num_layers, self.arch.prediction_layers);
-        let harmless = |name: &str| {
-            let layer = || {
-                name.strip_prefix("model.layers.")?
-                    .split('.')
-                    .next()?
-                    .parse::<usize>()
-                    .ok()
-            };
-            // Buffers that old checkpoints store, a copy of the embedding, and what is in the description already.
-            name.ends_with(".rotary_emb.inv_freq")
-                || tied && name == Naming::HuggingFace.name(Tensor::Head)
-                || [
-                    "rope_freqs.weight",
-                    "rope_factors_short.weight",
-                    "rope_factors_long.weight",
-                ]
-                .contains(&name)
-                || more > 0 && layer().is_some_and(|layer| (layers..layers + more).contains(&layer))
-        };
+        for ([from, wanted, to], matrices) in &self.quantised {
+            if to == wanted && from != to {
+                tracing::info!(from, to, matrices, "quantised at loading");
+            } else if from != wanted {
+                let why = if from == to {
+                    "they stay as they are"
+                } else {
+                    "another type takes its place"
+                };
+                tracing::warn!(from, wanted, to, matrices, "not quantised at loading as asked: {why}");
+            }
+        }
         let mut unused: Vec<&str> = self
-            .store
+            .files
             .names()
             .into_iter()
-            .filter(|&name| !self.used.contains(name) && !harmless(name))
+            .filter(|&name| !self.used.contains(name) && !self.files.is_harmless(name, &self.arch))
             .collect();
         unused.sort_unstable();
         match unused.first() {
@@ -386,5 +342,67 @@ impl<'a> WeightLoader<'a> {
                 example: (*first).to_owned(),
             }),
         }
+    }
+}
+
+/// The scales of a tensor of `n` rows of `k` 8-bit floats, the name of their own tensor, and what the floats become.
+fn scales_of(
+    files: &WeightFiles<'_>,
+    name: &str,
+    n: usize,
+    k: usize,
+) -> Result<(String, fp8::RowScales, GgmlType), WeightError> {
+    let Some(scheme) = &files.fp8 else {
+        let supported = "F32, F16 and BF16, and F8_E4M3 where quantization_config of config.json says how it is scaled";
+        return Err(of_type(name, Stored::Fp8, supported));
+    };
+    let shapes = fp8::shapes(scheme.scales, n, k);
+    let mut found = None;
+    for suffix in scheme.suffixes {
+        let scale = format!("{name}{suffix}");
+        if let Some(view) = files.find(&scale)? {
+            found = Some((scale, view));
+            break;
+        }
+    }
+    let Some((scale, view)) = found else {
+        let name = format!("{name}{}", scheme.suffixes[0]);
+        let expected = shapes[0].clone();
+        return Err(WeightError::Missing { name, expected });
+    };
+    let View { stored, shape, bytes } = view;
+    if !shapes.contains(&shape) {
+        return Err(WeightError::Shape {
+            name: scale,
+            expected: shapes[0].clone(),
+            found: shape,
+        });
+    }
+    let Stored::Ggml(kind) = stored else {
+        return Err(of_type(&scale, stored, "F32, F16 and BF16 for scales"));
+    };
+    let mut numbers = vec![0.0; shape.iter().product()];
+    dequantise(kind, bytes, &mut numbers).map_err(|source| WeightError::Kernel {
+        name: scale.clone(),
+        source,
+    })?;
+    let width = shape.last().copied().unwrap_or(1).max(1);
+    if let Some(at) = numbers.iter().position(|number: &f32| !number.is_finite()) {
+        return Err(WeightError::Value {
+            name: scale,
+            row: at / width,
+            column: at % width,
+            value: numbers[at],
+        });
+    }
+    let kind = scheme.scales;
+    Ok((scale, fp8::RowScales { kind, numbers }, scheme.becomes))
+}
+
+fn of_type(name: &str, stored: Stored, supported: &'static str) -> WeightError {
+    WeightError::Type {
+        name: name.to_owned(),
+        found: stored.as_str().to_owned(),
+        supported,
     }
 }

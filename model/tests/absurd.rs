@@ -27,6 +27,13 @@ const FAMILIES: [&str; 10] = [
     "qwen3-moe",
 ];
 
+fn wide() -> ModelConfig {
+    ModelConfig {
+        kv_dtype: KvDtypeConfig::F32,
+        ..ModelConfig::default()
+    }
+}
+
 /// Whatever comes of it, in words.
 fn load(path: &Path) -> String {
     let model = ModelConfig {
@@ -72,7 +79,7 @@ fn nothing_that_a_config_can_say_makes_a_panic() {
         let mut check = |changed: &Value, what: String| {
             fs::write(path.join("config.json"), changed.to_string()).unwrap();
             let looked = catch_unwind(|| {
-                inspect(&path, KvDtypeConfig::F32, 65_536, 0, false).map_or_else(|e| e.to_string(), |i| i.to_string());
+                inspect(&path, &wide(), 65_536, 0).map_or_else(|e| e.to_string(), |i| i.to_string());
                 load(&path);
             });
             if looked.is_err() {
@@ -147,7 +154,7 @@ fn nothing_that_a_gguf_header_can_say_makes_a_panic() {
             }
             fs::write(&path, bytes).unwrap();
             let looked = catch_unwind(|| {
-                inspect(&path, KvDtypeConfig::F32, 65_536, 0, false).map_or_else(|e| e.to_string(), |i| i.to_string());
+                inspect(&path, &wide(), 65_536, 0).map_or_else(|e| e.to_string(), |i| i.to_string());
                 load(&path);
             });
             if looked.is_err() {

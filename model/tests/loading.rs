@@ -5,7 +5,7 @@ mod support;
 use std::fs;
 use std::path::Path;
 
-use config::{Compute, EngineConfig, KvDtypeConfig, ModelConfig};
+use config::{Compute, EngineConfig, KvDtypeConfig, ModelConfig, Quantize};
 use model::LoadError;
 use protocol::kv::{Fingerprint, KvDtype, KvLayout, ModelIdentity};
 use serde_json::{Value, json};
@@ -197,7 +197,7 @@ fn missing_foreign_and_misshapen_tensors_are_named() {
 fn element_types_that_cannot_be_read_are_named() {
     let (_keep, path) = temporary("model");
     Checkpoint::tiny().write_directory(&path, Element::F64);
-    refused(&path, &["model.embed_tokens.weight", "F64", "F32, F16 and BF16"]);
+    refused(&path, &["lm_head.weight", "F64", "F32, F16 and BF16"]);
     let (_keep, path) = temporary("model.gguf");
     Checkpoint::tiny().write_gguf(&path, &Checkpoint::tiny().gguf_keys(), Element::F64);
     refused(&path, &["28"]);
@@ -324,6 +324,9 @@ fn everything_that_changes_answers_changes_the_fingerprint() {
             ..base
         },
     );
+    for quantize in [Quantize::Q8_0, Quantize::Q4_0] {
+        note(quantize.as_str(), &tiny_llama(), Setup { quantize, ..base });
+    }
     note(
         "larger blocks",
         &tiny_llama(),

@@ -14,7 +14,8 @@ use serde_json::json;
 use support::adapter::{ALL, Adapter};
 use support::checkpoint::{Checkpoint, Element};
 use support::one_answer::{Bits, Case, alone, cases, handed_over, preempted, run};
-use support::{Bench, Setup, tiny_llama};
+use support::twin::write_twin;
+use support::{Bench, Setup, fixture, tiny_llama};
 
 /// Two adapters of different rank, modules and element type.
 fn two_adapters(at: &Path) -> Vec<PathBuf> {
@@ -89,6 +90,42 @@ fn an_adapter_gives_what_merged_weights_give() {
             assert!(changed > 0.1 && plain_tokens != tokens, "the adapter does something");
         }
     }
+}
+
+/// Where query, key and value are one module, and gate and up another.
+#[test]
+fn an_adapter_of_fused_modules_gives_what_merged_weights_give() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let base = Checkpoint::open(&fixture("phi3"));
+    write_twin(&fixture("phi3"), &at("base.gguf"), false);
+    let fused = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"];
+    for (i, modules) in [&fused[..], &fused[..1], &fused[2..3]].into_iter().enumerate() {
+        let adapter = Adapter::random(&base, 7, 5, modules);
+        assert!(!adapter.tensors.is_empty());
+        let merged = at(&format!("merged-{i}"));
+        adapter.merged(&base, 2.0).write_directory(&merged, Element::F32);
+        let (tokens, expected) = numbers(&mut Setup::float().bench(&merged), None);
+        let adapters = [adapter.write(&at(&format!("adapter-{i}")), Element::F32)];
+        for model in [fixture("phi3"), at("base.gguf")] {
+            let mut bench = Setup::float().bench_with(&model, &adapters);
+            let (found_tokens, found) = numbers(&mut bench, Some(0));
+            let (_, plain) = numbers(&mut bench, None);
+            let (worst, changed) = (distance(&found, &expected), distance(&plain, &expected));
+            eprintln!("fused {modules:?}: {worst:.2e}; without it {changed:.2e}");
+            assert!(worst < 1e-4 && changed > 0.1, "{worst}, {changed}");
+            assert_eq!(found_tokens, tokens);
+        }
+    }
+    // The modules that other models have are none of this one.
+    let mut other = Adapter::random(&base, 7, 5, &["o_proj"]);
+    let name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
+    other.tensors.insert(name.to_owned(), (vec![5, 64], vec![0.0; 320]));
+    let path = other.write(&at("other"), Element::F32);
+    let Err(error) = Setup::float().load_with(&fixture("phi3"), &[path]) else {
+        panic!("not refused");
+    };
+    assert!(error.to_string().contains(name), "{error}");
 }
 
 fn adapted_cases() -> Vec<Case> {

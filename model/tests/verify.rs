@@ -5,7 +5,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use config::KvDtypeConfig;
+use config::ModelConfig;
 use model::inspect::inspect;
 use model::verify::verify;
 use serde_json::json;
@@ -101,7 +101,7 @@ fn what_a_model_is_and_needs_is_printed() {
     ] {
         assert!(deepseek.contains(words), "{words}: {deepseek}");
     }
-    let huge = inspect(&fixture("llama"), KvDtypeConfig::F16, 16, 1 << 50, false).unwrap();
+    let huge = inspect(&fixture("llama"), &ModelConfig::default(), 16, 1 << 50).unwrap();
     assert!(huge.to_string().contains("more than the"), "{huge}");
 
     let output = program(&["inspect", fixture("llama").join("config.json").to_str().unwrap()]);

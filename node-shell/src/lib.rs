@@ -18,6 +18,7 @@ pub mod grammars;
 pub mod handle;
 pub mod job;
 pub mod job_list;
+mod loading;
 mod membership;
 pub mod memory;
 pub mod process;

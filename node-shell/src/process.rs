@@ -31,6 +31,7 @@ use crate::duty::Duties;
 use crate::engine_thread::{self, EngineThread};
 use crate::handle::EngineHandle;
 use crate::job::{JobGone, JobStream};
+use crate::loading::Progress;
 use crate::membership::Member;
 use crate::memory;
 
@@ -197,7 +198,10 @@ impl NodeContext {
 
 /// Loads the configured model.
 pub fn load_model(config: &Config) -> Result<NodeModel, NodeError> {
-    let loaded = model::load(&config.model, &config.engine, config.limits.max_seq_len)?;
+    let mut progress = Progress::new();
+    let show = &mut |now| progress.show(now);
+    let loaded = model::load_watched(&config.model, &config.engine, config.limits.max_seq_len, show)?;
+    progress.end();
     Ok(NodeModel {
         runner: Box::new(loaded.runner),
         pool: loaded.pool,

@@ -67,20 +67,24 @@ impl Reference {
 
     /// Loads a model and adapters, each given as name=path.
     pub fn with_adapters(model: &Path, kv_dtype: KvDtypeConfig, adapters: &[String]) -> Result<Self> {
-        let text = ModelFiles::open(model)?.text()?;
-        // The last token of a sequence needs no position.
-        let max_seq_len = MAX_SEQ_LEN.min(text.max_position_embeddings + 1);
-        let model = ModelConfig {
+        Self::of(&ModelConfig {
             path: model.to_str().context("the model's path is not UTF-8")?.to_owned(),
             kv_dtype,
             adapters: adapters.to_vec(),
             ..ModelConfig::default()
-        };
+        })
+    }
+
+    /// Loads what a section `model` of the configuration says.
+    pub fn of(model: &ModelConfig) -> Result<Self> {
+        let text = ModelFiles::open(&model.path)?.text()?;
+        // The last token of a sequence needs no position.
+        let max_seq_len = MAX_SEQ_LEN.min(text.max_position_embeddings + 1);
         let engine = EngineConfig {
             kv_pool_tokens: MAX_SEQ_LEN,
             ..EngineConfig::default()
         };
-        let loaded = model::load(&model, &engine, max_seq_len)?;
+        let loaded = model::load(model, &engine, max_seq_len)?;
         let limits = EngineLimits {
             total_blocks: loaded.pool.total_blocks(),
             block_tokens: engine.kv_block_tokens,
@@ -99,6 +103,11 @@ impl Reference {
             identity: loaded.identity,
             text,
         })
+    }
+
+    /// What is loaded.
+    pub fn identity(&self) -> &ModelIdentity {
+        &self.identity
     }
 
     /// Answers a request under the server's limit `most`; its stop strings play no part.

@@ -7,6 +7,7 @@ mod ggml_type;
 mod parse;
 mod problem;
 mod reader;
+pub(crate) mod split;
 mod value;
 
 #[cfg(test)]
@@ -24,27 +25,37 @@ pub use value::{Array, Value, ValueType};
 use crate::error::ModelFilesError;
 use crate::map::FileMap;
 
-/// An open GGUF file: checked header and mapped data.
+/// An open GGUF file: checked header and mapped data. A model that is split over several files is one here.
 #[derive(Debug)]
 pub struct GgufFile {
-    map: FileMap,
+    /// The first has the metadata.
+    maps: Vec<FileMap>,
     header: Header,
 }
 
 impl GgufFile {
-    /// Maps the file and checks its header.
+    /// Maps the file and checks its header. Any part of a split model stands for all of them, which must lie beside it.
     ///
     /// # Errors
-    /// [`ModelFilesError::Io`] or [`ModelFilesError::Gguf`], naming the file and what is wrong in it.
+    /// [`ModelFilesError`], naming the file and what is wrong in it; of a split model also the parts that are missing, and
+    /// keys and tensors that contradict each other.
     pub fn open(path: &Path) -> Result<Self, ModelFilesError> {
-        let map = FileMap::open(path)?;
-        let header = Header::parse(&map).map_err(|problem| ModelFilesError::gguf(path, problem))?;
-        Ok(Self { map, header })
+        split::open(path)
     }
 
-    /// The path that was opened.
+    /// The path of the file with the metadata: the first part of a split model, whichever was opened.
     pub fn path(&self) -> &Path {
-        self.map.path()
+        self.maps[0].path()
+    }
+
+    /// The paths of all its files.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.maps.iter().map(FileMap::path)
+    }
+
+    /// Bytes of all its files.
+    pub fn file_bytes(&self) -> u64 {
+        self.maps.iter().map(|map| map.len() as u64).sum()
     }
 
     /// The checked header.
@@ -52,17 +63,17 @@ impl GgufFile {
         &self.header
     }
 
-    /// The whole file.
+    /// The whole file with the metadata.
     pub fn bytes(&self) -> &[u8] {
-        &self.map
+        &self.maps[0]
     }
 
     /// The value of `key`, if the file has it.
     pub fn get(&self, key: &str) -> Option<Value<'_>> {
-        self.header.get(&self.map, key)
+        self.header.get(&self.maps[0], key)
     }
 
-    /// Tensors in the order of the file.
+    /// Tensors in the order of the file, or of the files.
     pub fn tensors(&self) -> &[TensorInfo] {
         self.header.tensors()
     }
@@ -83,7 +94,7 @@ impl GgufFile {
     /// If `info` is not of this file.
     pub fn tensor_bytes(&self, info: &TensorInfo) -> &[u8] {
         let index = |at: u64| usize::try_from(at).expect("a checked range lies within the mapped file");
-        &self.map[index(info.bytes.start)..index(info.bytes.end)]
+        &self.maps[info.part][index(info.bytes.start)..index(info.bytes.end)]
     }
 
     /// This problem, with the file's name.

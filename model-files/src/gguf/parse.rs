@@ -36,6 +36,8 @@ pub struct TensorInfo {
     pub kind: GgmlType,
     /// Absolute bytes in the file.
     pub bytes: Range<u64>,
+    /// Which of the files of a split model: 0 for the first or only one.
+    pub part: usize,
 }
 
 impl TensorInfo {
@@ -58,7 +60,8 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads and checks a header. `bytes` is the whole file (tensor ranges are checked against its length).
+    /// Reads and checks a header. `bytes` is the whole file (tensor ranges are checked against its length). Of a split model
+    /// it is that of one part.
     ///
     /// # Errors
     /// The first [`GgufProblem`] found. Never panics, and allocates in proportion to what it has really read.
@@ -95,11 +98,6 @@ impl Header {
             header.read_metadata(&mut reader)?;
         }
         header.alignment = header.read_alignment(bytes)?;
-        match header.get(bytes, "split.count").and_then(|value| value.as_u64()) {
-            Some(parts) if parts > 1 => return Err(GgufProblem::Split(parts)),
-            _ => {}
-        }
-
         let mut raw = Vec::new();
         for _ in 0..tensor_count {
             raw.push(RawTensor::read(&mut reader)?);
@@ -178,7 +176,23 @@ impl Header {
             shape: raw.shape,
             kind: raw.kind,
             bytes: start..end,
+            part: 0,
         });
+        Ok(())
+    }
+
+    /// Takes over the tensors of another file of the model, its part number `part`.
+    ///
+    /// # Errors
+    /// The name of a tensor that both have.
+    pub(super) fn absorb(&mut self, other: Self, part: usize) -> Result<(), String> {
+        for tensor in other.tensors {
+            if self.by_name.contains_key(&tensor.name) {
+                return Err(tensor.name);
+            }
+            self.by_name.insert(tensor.name.clone(), self.tensors.len());
+            self.tensors.push(TensorInfo { part, ..tensor });
+        }
         Ok(())
     }
 

@@ -86,9 +86,22 @@ pub enum GgufProblem {
     /// A key that must be there is not.
     #[error("key `{0}` is missing")]
     MissingKey(String),
-    /// One of several files that make up a model.
-    #[error("key `split.count` is {0}: this is one part of a model; merge the parts into one file")]
-    Split(u64),
+    /// One of several files that make up a model, and its name does not say which.
+    #[error(
+        "key `split.count` is {0}: this is one part of a model, whose name must end in -NNNNN-of-{0:05}.gguf with the part's \
+         number, so that the other parts can be found beside it"
+    )]
+    SplitName(u64),
+    /// A key of a part that contradicts its name or the other parts.
+    #[error("key `{key}` is {found}; {right} would be right")]
+    SplitValue {
+        /// The key.
+        key: &'static str,
+        /// Its value, or `missing`.
+        found: String,
+        /// What would be right, and why.
+        right: String,
+    },
     /// A tensor that must be there is not.
     #[error("tensor `{0}` is missing")]
     MissingTensor(String),

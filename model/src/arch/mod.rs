@@ -9,11 +9,13 @@ use thiserror::Error;
 use crate::kernels::{Activation, RopeStyle};
 use crate::tensor_names::Part;
 
+mod fp8;
 mod from_config;
 mod from_gguf;
 mod json;
 mod rope;
 
+pub(crate) use fp8::{Fp8Scheme, Scales};
 pub use from_config::CONFIG_ARCHITECTURES;
 pub use from_gguf::GGUF_ARCHITECTURES;
 pub use rope::{Rope, RopeScaling};
@@ -293,12 +295,10 @@ impl ArchConfig {
         experts.is_some_and(|experts| experts.layers.get(layer) == Some(&true))
     }
 
-    /// Whether low-rank adapters can be added to this matrix: it is one in the files, and one in the layer.
+    /// Whether low-rank adapters can be added to this matrix: it is one in the layer, or some rows of one.
     pub(crate) fn is_adaptable(&self, layer: usize, part: Part) -> bool {
         let ffn = matches!(part, Part::Gate | Part::Up | Part::Down);
-        !(self.fused && !matches!(part, Part::Output | Part::Down)
-            || self.latent.is_some() && !ffn
-            || self.is_sparse(layer) && ffn)
+        !(self.latent.is_some() && !ffn || self.is_sparse(layer) && ffn)
     }
 
     /// Refuses shapes that cannot be computed.

@@ -85,6 +85,14 @@ pub enum KernelError {
         /// The scale or minimum.
         value: f32,
     },
+    /// candle refused to quantise a tensor.
+    #[error("cannot quantise weights to {}: {reason}", .ggml_type.as_str())]
+    Quantise {
+        /// The type that they should become.
+        ggml_type: GgmlType,
+        /// candle's words.
+        reason: String,
+    },
     /// candle refused to dequantise a tensor.
     #[error("cannot dequantise {} weights: {reason}", .ggml_type.as_str())]
     Dequantise {

@@ -1,7 +1,7 @@
 //! ggml's tensor types: their sizes, and turning their bytes to f32.
 
-use candle_core::CpuStorage;
-use candle_core::quantized::GgmlDType;
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{CpuStorage, Device, Tensor};
 use half::{bf16, f16};
 
 use super::KernelError;
@@ -184,6 +184,40 @@ fn by_candle(ggml_type: GgmlType, bytes: &[u8], out: &mut [f32]) -> Result<(), K
     match blocks.dequantize(out.len()).map_err(|e| fail(e.to_string()))? {
         CpuStorage::F32(values) if values.len() == out.len() => out.copy_from_slice(&values),
         _ => return Err(fail("candle gave no f32 values of the right number".to_owned())),
+    }
+    Ok(())
+}
+
+/// Turns whole blocks of f32 to a type, each block for itself: floats are rounded to the nearest, quantised types are made by
+/// candle's quantiser.
+///
+/// # Errors
+/// If `out` is not what the values take in that type, or candle cannot make it.
+pub fn quantise(ggml_type: GgmlType, values: &[f32], out: &mut [u8]) -> Result<(), KernelError> {
+    let bytes = ggml_type.row_bytes(values.len())?;
+    KernelError::check("bytes of quantised values", bytes, out.len())?;
+    let fail = |error: candle_core::Error| KernelError::Quantise {
+        ggml_type,
+        reason: error.to_string(),
+    };
+    match ggml_type {
+        GgmlType::F32 => out
+            .chunks_exact_mut(4)
+            .zip(values)
+            .for_each(|(o, x)| o.copy_from_slice(&x.to_le_bytes())),
+        GgmlType::F16 => out
+            .chunks_exact_mut(2)
+            .zip(values)
+            .for_each(|(o, &x)| o.copy_from_slice(&f16::from_f32(x).to_le_bytes())),
+        GgmlType::Bf16 => out
+            .chunks_exact_mut(2)
+            .zip(values)
+            .for_each(|(o, &x)| o.copy_from_slice(&bf16::from_f32(x).to_le_bytes())),
+        _ => {
+            let values = Tensor::from_slice(values, values.len(), &Device::Cpu).map_err(fail)?;
+            let blocks = QTensor::quantize(&values, ggml_type.candle()).map_err(fail)?;
+            out.copy_from_slice(&blocks.data().map_err(fail)?);
+        }
     }
     Ok(())
 }

@@ -60,7 +60,7 @@ pub use affinity::pin_current_thread;
 pub use attention::{AttentionShape, PagedAttention, SequenceRows};
 pub use cpu::{Cpu, CpuLevel};
 pub use error::KernelError;
-pub use ggml::{GgmlType, dequantise, embedding_row};
+pub use ggml::{GgmlType, dequantise, embedding_row, quantise};
 pub use kv_block::{KvShape, prefetch_slot, write_kv};
 pub use linear::{Linear, LinearMode, Scratch, Target, products};
 pub use norm::{rms_norm, rms_norm_in_place};

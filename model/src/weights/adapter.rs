@@ -6,12 +6,13 @@ use std::path::Path;
 use model_files::adapter::{AdapterDirectory, RankAndScale};
 use xxhash_rust::xxh3::Xxh3;
 
+use super::WeightError;
 use super::indexed::SafeTensorFiles;
-use super::{View, WeightError};
+use super::store::{Stored, View};
 use crate::arch::ArchConfig;
 use crate::decoder::{Adapter, LowRank};
 use crate::kernels::{Linear, RopeStyle, dequantise};
-use crate::tensor_names::{Naming, Part, Tensor};
+use crate::tensor_names::{Naming, Part, Place, Tensor};
 
 /// Reads the adapter in the directory `path` for a model of this shape; also the hash of all that it computes.
 ///
@@ -57,8 +58,10 @@ struct Reader {
 impl Reader {
     /// What is added to a matrix, if it is one that the configuration chooses.
     fn matrix(&mut self, layer: usize, part: Part, arch: &ArchConfig) -> Result<Option<LowRank>, WeightError> {
-        let weight = Naming::HuggingFace.name(Tensor::Weight(layer, part));
-        let module = weight.trim_end_matches(".weight");
+        let (n, k) = arch.matrix_shape(part);
+        // Several matrices may be one module, with B's rows for one behind those for the other.
+        let Place { name, outer, rows } = Naming::HuggingFace.place(arch, Tensor::Weight(layer, part), n);
+        let (module, all) = (name.trim_end_matches(".weight"), outer.iter().product());
         if !arch.is_adaptable(layer, part) {
             return Ok(None);
         }
@@ -66,9 +69,9 @@ impl Reader {
             return Ok(None);
         }
         let RankAndScale { rank, scale } = self.directory.rank_and_scale(module)?;
-        let (n, k) = arch.matrix_shape(part);
         let (a_name, a) = self.take(format!("base_model.model.{module}.lora_A.weight"), rank, k)?;
-        let (b_name, mut b) = self.take(format!("base_model.model.{module}.lora_B.weight"), n, rank)?;
+        let (b_name, mut b) = self.take(format!("base_model.model.{module}.lora_B.weight"), all, rank)?;
+        b = b[rows.start * rank..rows.end * rank].to_vec();
         self.hash.update(format!("|{scale:?}|").as_bytes());
         for number in &mut b {
             *number = (f64::from(*number) * scale) as f32;
@@ -93,8 +96,15 @@ impl Reader {
     /// The numbers of a matrix of `n` rows of `k`, noted as used and hashed.
     fn take(&mut self, name: String, n: usize, k: usize) -> Result<(String, Vec<f32>), WeightError> {
         let expected = vec![n, k];
-        let Some(View { kind, shape, bytes }) = self.files.find(&name)? else {
+        let Some(View { stored, shape, bytes }) = self.files.find(&name)? else {
             return Err(WeightError::Missing { name, expected });
+        };
+        let Stored::Ggml(kind) = stored else {
+            return Err(WeightError::Type {
+                name,
+                found: stored.as_str().to_owned(),
+                supported: "F32, F16 and BF16 for adapters",
+            });
         };
         if shape != expected {
             let found = shape;

@@ -4,14 +4,13 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use model_files::FileMap;
-use safetensors::{Dtype, SafeTensors};
+use model_files::{FileMap, ModelDirectory};
+use safetensors::Dtype;
 
-use super::{View, WeightError};
+use super::WeightError;
+use super::header;
+use super::store::{Stored, View};
 use crate::kernels::GgmlType;
-
-/// The header of a safetensors file starts with its length as 8 bytes.
-const LENGTH_BYTES: usize = 8;
 
 struct Entry {
     file: usize,
@@ -27,6 +26,7 @@ pub(super) struct SafeTensorFiles {
 }
 
 impl SafeTensorFiles {
+    /// Opens files and checks their headers.
     pub(super) fn open(paths: &[PathBuf]) -> Result<Self, WeightError> {
         let mut files = Self {
             maps: Vec::new(),
@@ -38,22 +38,37 @@ impl SafeTensorFiles {
                 path: path.clone(),
                 reason,
             };
-            let read = SafeTensors::read_metadata(&map);
-            let (header, metadata) = read.map_err(|e| broken(format!("{e}; the file is cut or damaged")))?;
-            for (name, info) in metadata.tensors() {
-                let start = LENGTH_BYTES + header;
-                let bytes = start + info.data_offsets.0..start + info.data_offsets.1;
+            for (name, header::Entry { dtype, shape, bytes }) in header::read(&map).map_err(broken)? {
+                let file = files.maps.len();
+                if let Some(other) = files.entries.get(&name) {
+                    let other = files.maps[other.file].path().display();
+                    return Err(broken(format!("tensor {name} is also in {other}")));
+                }
                 let entry = Entry {
-                    file: files.maps.len(),
-                    dtype: info.dtype,
-                    shape: info.shape.clone(),
+                    file,
+                    dtype,
+                    shape,
                     bytes,
                 };
-                if files.entries.insert(name.clone(), entry).is_some() {
-                    return Err(broken(format!("tensor {name} is also in another file of the model")));
-                }
+                files.entries.insert(name, entry);
             }
             files.maps.push(map);
+        }
+        Ok(files)
+    }
+
+    /// Opens a model's files; its index must tell the truth.
+    pub(super) fn open_directory(directory: &ModelDirectory) -> Result<Self, WeightError> {
+        let files = Self::open(directory.weight_files())?;
+        for (name, path) in directory.weight_map() {
+            let found = files.entries.get(name).map(|entry| files.maps[entry.file].path());
+            if found != Some(path.as_path()) {
+                let place = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+                return Err(WeightError::Safetensors {
+                    path: directory.path().join("model.safetensors.index.json"),
+                    reason: format!("weight_map.{name} is {place:?}, but that file has no such tensor"),
+                });
+            }
         }
         Ok(files)
     }
@@ -67,26 +82,30 @@ impl SafeTensorFiles {
             path: map.path().to_path_buf(),
             reason: format!("tensor {name} lies beyond the end of the file"),
         })?;
-        let kind = match entry.dtype {
-            Dtype::F32 => GgmlType::F32,
-            Dtype::F16 => GgmlType::F16,
-            Dtype::BF16 => GgmlType::Bf16,
+        let stored = match entry.dtype {
+            Dtype::F32 => Stored::Ggml(GgmlType::F32),
+            Dtype::F16 => Stored::Ggml(GgmlType::F16),
+            Dtype::BF16 => Stored::Ggml(GgmlType::Bf16),
+            Dtype::F8_E4M3 => Stored::Fp8,
             other => {
                 return Err(WeightError::Type {
                     name: name.to_owned(),
                     found: format!("{other:?}"),
-                    supported: "F32, F16 and BF16",
+                    supported: "F32, F16 and BF16, and F8_E4M3 with scales",
                 });
             }
         };
         Ok(Some(View {
-            kind,
+            stored,
             shape: entry.shape.clone(),
             bytes,
         }))
     }
 
+    /// The names of all tensors, sorted.
     pub(super) fn names(&self) -> Vec<&str> {
-        self.entries.keys().map(String::as_str).collect()
+        let mut names: Vec<&str> = self.entries.keys().map(String::as_str).collect();
+        names.sort_unstable();
+        names
     }
 }

@@ -162,19 +162,11 @@ impl Checkpoint {
                 (name.as_str(), element.dtype(), shape.clone(), element.encode(x))
             })
             .collect();
-        let views: Vec<_> = encoded
-            .iter()
-            .map(|(name, dtype, shape, bytes)| (*name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()))
-            .collect();
-        fs::write(
-            at.join("model.safetensors"),
-            safetensors::serialize(views, None).unwrap(),
-        )
-        .unwrap();
+        write_safetensors(&at.join("model.safetensors"), &encoded);
     }
 
     /// The tensors by their GGUF names; query and key rows in the order that interleaved rotation expects.
-    fn gguf_tensors(&self) -> Vec<(String, Tensor)> {
+    pub fn gguf_tensors(&self) -> Vec<(String, Tensor)> {
         let head_dim = self.size("head_dim");
         let short = [
             ("self_attn.q_proj", "attn_q"),
@@ -237,8 +229,28 @@ impl Checkpoint {
     }
 }
 
+/// Writes a safetensors file of tensors by name, type, shape and bytes.
+pub fn write_safetensors(at: &Path, tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)]) {
+    let views = tensors
+        .iter()
+        .map(|(name, dtype, shape, bytes)| (*name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+    fs::write(at, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
 /// The bytes of a GGUF file; vectors stay f32.
 pub fn write_gguf_file(tensors: &[(String, Tensor)], keys: &[(String, Meta)], element: Element) -> Vec<u8> {
+    write_gguf_typed(tensors, keys, |_, (shape, numbers)| {
+        let element = if shape.len() == 1 { Element::F32 } else { element };
+        (element.ggml_id(), element.encode(numbers))
+    })
+}
+
+/// The same with a type (ggml's number) and bytes for each tensor.
+pub fn write_gguf_typed(
+    tensors: &[(String, Tensor)],
+    keys: &[(String, Meta)],
+    encode: impl Fn(&str, &Tensor) -> (u32, Vec<u8>),
+) -> Vec<u8> {
     let mut head = Vec::new();
     head.extend(b"GGUF");
     head.extend(3_u32.to_le_bytes());
@@ -264,14 +276,14 @@ pub fn write_gguf_file(tensors: &[(String, Tensor)], keys: &[(String, Meta)], el
         }
     }
     let mut data = Vec::new();
-    for (name, (shape, numbers)) in tensors {
-        let element = if shape.len() == 1 { Element::F32 } else { element };
+    for (name, tensor) in tensors {
+        let (shape, (kind, bytes)) = (&tensor.0, encode(name, tensor));
         text(&mut head, name);
         head.extend((shape.len() as u32).to_le_bytes());
         shape.iter().rev().for_each(|&n| head.extend((n as u64).to_le_bytes()));
-        head.extend(element.ggml_id().to_le_bytes());
+        head.extend(kind.to_le_bytes());
         head.extend((data.len() as u64).to_le_bytes());
-        data.extend(element.encode(numbers));
+        data.extend(bytes);
         data.resize(data.len().next_multiple_of(32), 0);
     }
     head.resize(head.len().next_multiple_of(32), 0);

@@ -4,13 +4,14 @@
 
 pub mod adapter;
 pub mod checkpoint;
+pub mod fp8;
 pub mod one_answer;
 pub mod twin;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use config::{Compute, EngineConfig, KvDtypeConfig, ModelConfig};
+use config::{Compute, EngineConfig, KvDtypeConfig, ModelConfig, Quantize};
 use engine::plan::{BlockId, PlannedSequence, SampleSpec, SequenceId, Span, StepOutput, StepPlan, Wanted};
 use engine::runner::{NoObserver, Runner};
 use model::LoadedModel;
@@ -195,6 +196,7 @@ impl<R: Runner> Bench<R> {
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub compute: Compute,
+    pub quantize: Quantize,
     pub kv_dtype: KvDtypeConfig,
     pub block_tokens: usize,
     pub threads: usize,
@@ -206,6 +208,7 @@ impl Setup {
     pub fn quantised() -> Self {
         Self {
             compute: Compute::Quantised,
+            quantize: Quantize::None,
             kv_dtype: KvDtypeConfig::F16,
             block_tokens: 16,
             threads: 1,
@@ -233,6 +236,7 @@ impl Setup {
             path: path.to_str().unwrap().to_owned(),
             adapters: adapters.iter().enumerate().map(named).collect(),
             compute: self.compute,
+            quantize: self.quantize,
             kv_dtype: self.kv_dtype,
             ..ModelConfig::default()
         };

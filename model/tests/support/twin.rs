@@ -80,11 +80,14 @@ fn architecture(config: &Value) -> &'static str {
 
 /// Writes the twin. `split`: the newer form of latent attention, with a tensor each for keys and values.
 pub fn write_twin(directory: &Path, at: &Path, split: bool) {
-    let checkpoint = Checkpoint::open(directory);
-    let name = architecture(&checkpoint.config);
-    let keys = keys(&checkpoint, name, split);
-    let tensors = tensors(&checkpoint, name, split);
+    let (keys, tensors) = twin(&Checkpoint::open(directory), split);
     fs::write(at, write_gguf_file(&tensors, &keys, Element::F32)).unwrap();
+}
+
+/// The twin's keys and tensors.
+pub fn twin(checkpoint: &Checkpoint, split: bool) -> (Vec<(String, Meta)>, Vec<(String, Tensor)>) {
+    let name = architecture(&checkpoint.config);
+    (keys(checkpoint, name, split), tensors(checkpoint, name, split))
 }
 
 fn keys(checkpoint: &Checkpoint, name: &str, split: bool) -> Vec<(String, Meta)> {

@@ -1,5 +1,5 @@
 //! Fuzzers of everything that strangers, clients and files say: HTTP bodies, control messages, KV frames, GGUF files,
-//! configuration.
+//! model directories, configuration.
 //!
 //! ```text
 //! fuzz TARGET [--seconds N] [--seed N] [--keep]     fuzz; exit 1 if something was found
@@ -28,7 +28,7 @@ use clap::Parser;
 /// What the command line says.
 #[derive(Clone, Debug, Parser)]
 struct Args {
-    /// What is fuzzed: http, control, kv, gguf or config; planted: errors planted to test the fuzzer.
+    /// What is fuzzed: http, control, kv, gguf, safetensors or config; planted: errors planted to test the fuzzer.
     target: String,
     /// How long, in seconds.
     #[arg(long, default_value_t = 60)]

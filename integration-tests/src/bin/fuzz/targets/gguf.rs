@@ -1,4 +1,5 @@
-//! A GGUF file: its header, every value in it, its tensors, and the tokenizer and template that it describes.
+//! A GGUF file: its header, every value in it, its tensors, the tokenizer and template that it describes, and the model, which
+//! is loaded.
 
 use std::path::PathBuf;
 
@@ -6,7 +7,7 @@ use model_files::ModelFiles;
 use model_files::gguf::{GgufFile, Header};
 use tempfile::TempDir;
 
-use super::Target;
+use super::{Target, weights};
 use crate::corpus::shape;
 
 pub(crate) struct Gguf {
@@ -83,6 +84,7 @@ impl Target for Gguf {
             ("output.weight", vec![32, 2], 8, 320),
         ];
         all.push(base("gpt2", "default", &tokens, &kinds).build(&tensors));
+        all.extend([model(false), model(true)]);
         all
     }
 
@@ -103,22 +105,31 @@ impl Target for Gguf {
             }
         }
         std::fs::write(&self.path, input).map_err(|error| error.to_string())?;
-        let file = GgufFile::open(&self.path).map_err(|error| format!("a good header, but {error}"))?;
+        let parts = header.get(input, "split.count").map(|value| value.as_u64());
+        let file = match GgufFile::open(&self.path) {
+            Ok(file) => file,
+            // A part of a model must be called so, and this file never is.
+            Err(error) if parts.is_some_and(|parts| parts != Some(0) && parts != Some(1)) => {
+                return Ok(shape(&error.to_string()));
+            }
+            Err(error) => return Err(format!("a good header, but {error}")),
+        };
         for tensor in header.tensors() {
             // Promise: a tensor of a header that was read lies within the file.
             std::hint::black_box(file.tensor_bytes(tensor).last().copied());
         }
         let tensors = header.tensors().len().min(4);
+        let loaded = weights::load(&self.path, input.len());
         let text = ModelFiles::open(&self.path).and_then(|files| files.text());
         let text = match text {
             Ok(text) => text,
             // The path is in the message, and always the same.
-            Err(error) => return Ok(format!("{tensors} tensors; {}", shape(&error.to_string()))),
+            Err(error) => return Ok(format!("{tensors} tensors; {loaded}; {}", shape(&error.to_string()))),
         };
         let ids = text.tokenizer.encode("ab a<tool>c").map_err(|error| error.to_string());
         let back = ids.as_ref().map(|ids| text.tokenizer.decode(ids, false));
         Ok(format!(
-            "{tensors} tensors; text model, {} ids, {} bytes back, template {}",
+            "{tensors} tensors; {loaded}; text model, {} ids, {} bytes back, template {}",
             ids.as_ref().map_or(0, Vec::len),
             back.map_or(0, |text| text.len()),
             text.chat_template.is_some()
@@ -188,9 +199,72 @@ impl Writer {
             out.extend(kind.to_le_bytes());
             out.extend(offset.to_le_bytes());
         }
-        out.resize(out.len().next_multiple_of(32) + 512, 0);
+        let last = tensors.iter().map(|(.., offset)| offset + 256).max().unwrap_or(0);
+        out.resize(out.len().next_multiple_of(32) + 512.max(last as usize), 0);
         out
     }
+}
+
+/// A whole model of one layer, dense or with two experts.
+fn model(sparse: bool) -> Vec<u8> {
+    let name = if sparse { "qwen3moe" } else { "llama" };
+    let mut writer = Writer::default().text("general.architecture", name);
+    for (key, value) in [
+        ("block_count", 1),
+        ("context_length", 64),
+        ("embedding_length", 8),
+        ("feed_forward_length", 8),
+        ("attention.head_count", 2),
+        ("attention.head_count_kv", 1),
+        ("attention.key_length", 4),
+        ("attention.value_length", 4),
+        ("expert_count", if sparse { 2 } else { 0 }),
+        ("expert_used_count", u32::from(sparse)),
+        ("expert_feed_forward_length", 8),
+    ] {
+        writer = writer.number(&format!("{name}.{key}"), value);
+    }
+    let epsilon = 1e-6_f32.to_le_bytes();
+    writer = writer.put(&format!("{name}.attention.layer_norm_rms_epsilon"), 6, &epsilon);
+    writer = writer.text("tokenizer.ggml.model", "gpt2");
+    let mut tensors: Vec<(&str, Vec<u64>)> = vec![
+        ("token_embd.weight", vec![8, 8]),
+        ("output.weight", vec![8, 8]),
+        ("output_norm.weight", vec![8]),
+        ("blk.0.attn_norm.weight", vec![8]),
+        ("blk.0.ffn_norm.weight", vec![8]),
+        ("blk.0.attn_q.weight", vec![8, 8]),
+        ("blk.0.attn_k.weight", vec![8, 4]),
+        ("blk.0.attn_v.weight", vec![8, 4]),
+        ("blk.0.attn_output.weight", vec![8, 8]),
+    ];
+    if sparse {
+        tensors.extend([
+            ("blk.0.attn_q_norm.weight", vec![4]),
+            ("blk.0.attn_k_norm.weight", vec![4]),
+            ("blk.0.ffn_gate_inp.weight", vec![8, 2]),
+            ("blk.0.ffn_gate_exps.weight", vec![8, 8, 2]),
+            ("blk.0.ffn_up_exps.weight", vec![8, 8, 2]),
+            ("blk.0.ffn_down_exps.weight", vec![8, 8, 2]),
+        ]);
+    } else {
+        tensors.extend([
+            ("blk.0.ffn_gate.weight", vec![8, 8]),
+            ("blk.0.ffn_up.weight", vec![8, 8]),
+            ("blk.0.ffn_down.weight", vec![8, 8]),
+        ]);
+    }
+    let mut offset = 0;
+    let placed: Vec<_> = tensors
+        .into_iter()
+        .map(|(name, dimensions)| {
+            let (kind, size) = if dimensions.len() == 1 { (0, 4) } else { (1, 2) };
+            let at = offset;
+            offset += (size * dimensions.iter().product::<u64>()).next_multiple_of(32);
+            (name, dimensions, kind, at)
+        })
+        .collect();
+    writer.build(&placed)
 }
 
 fn string(text: &str) -> Vec<u8> {

@@ -6,6 +6,8 @@ mod gguf;
 mod http;
 mod kv;
 mod planted;
+mod safetensors;
+mod weights;
 
 /// Something that takes bytes from outside.
 pub(crate) trait Target {
@@ -23,7 +25,7 @@ pub(crate) trait Target {
 }
 
 /// The names of all targets.
-pub(crate) const NAMES: [&str; 5] = ["http", "control", "kv", "gguf", "config"];
+pub(crate) const NAMES: [&str; 6] = ["http", "control", "kv", "gguf", "safetensors", "config"];
 
 /// The target of this name.
 pub(crate) fn find(name: &str) -> Option<Box<dyn Target>> {
@@ -32,6 +34,7 @@ pub(crate) fn find(name: &str) -> Option<Box<dyn Target>> {
         "control" => Box::new(control::Control),
         "kv" => Box::new(kv::Frames),
         "gguf" => Box::new(gguf::Gguf::new()?),
+        "safetensors" => Box::new(safetensors::Directory::new()?),
         "config" => Box::new(configuration::Configuration),
         "planted" => Box::new(planted::Planted),
         _ => return None,
