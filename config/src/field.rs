@@ -75,6 +75,8 @@ pub enum Text {
     ModelPath,
     /// `http://HOST` or `https://HOST`, with a port and a path or without, without user or query.
     Url,
+    /// `http://host:port` without path, user or query, or empty.
+    CollectorUrl,
     /// A node's name: up to 64 of `a-z A-Z 0-9 . _ -`, or empty.
     NodeName,
     /// `name=path`: an adapter's name, of 1 to 256 letters, digits or any of `. - _ /` and not `None`, and where it is. No

@@ -35,8 +35,8 @@ pub use sections::{
     ModelConfig, NodeConfig, TelemetryConfig, TransferConfig,
 };
 pub use types::{
-    BestOf, Compute, DiscoveryMethod, KvDtypeConfig, LocalPrefillConfig, LogFormat, LogprobsConfig, NodeRoleConfig,
-    Quantize, RoutingConfig, Secret, cores,
+    BestOf, Compute, DiscoveryMethod, KvDtypeConfig, LocalPrefillConfig, LogFormat, LogRequests, LogprobsConfig,
+    NodeRoleConfig, Quantize, RoutingConfig, Secret, cores,
 };
 pub use value::is_dial_address;
 

@@ -82,6 +82,7 @@ fn rule_name(rule: Text) -> &'static str {
         Text::HttpUrl => "http://host:port or https://host:port",
         Text::ModelPath => "path or hf://org/name",
         Text::Url => "http://host or https://host",
+        Text::CollectorUrl => "http://host:port or empty",
         Text::NodeName => "name or empty",
         Text::Adapter => "name=path",
         Text::Cores => "cores such as 0,2-3, or empty",

@@ -2,8 +2,8 @@
 
 use crate::field::{Kind, Text, int, millis, section};
 use crate::types::{
-    BestOf, Compute, DiscoveryMethod, KvDtypeConfig, LocalPrefillConfig, LogFormat, LogprobsConfig, NodeRoleConfig,
-    Quantize, RoutingConfig, Secret,
+    BestOf, Compute, DiscoveryMethod, KvDtypeConfig, LocalPrefillConfig, LogFormat, LogRequests, LogprobsConfig,
+    NodeRoleConfig, Quantize, RoutingConfig, Secret,
 };
 
 section! {
@@ -354,11 +354,26 @@ section! {
 }
 
 section! {
-    /// Logs.
+    /// Logs and traces.
     TelemetryConfig = "telemetry" {
         /// Least severe level that is logged.
         log_level: String = "info".to_owned(), Kind::Choice(&["off", "error", "warn", "info", "debug", "trace"]);
         /// Shape of a log line.
         log_format: LogFormat = LogFormat::Human, Kind::Choice(&["human", "json"]);
+        /// Level of the line that the coordinator logs of each request that has ended: where its time went, tokens, nodes.
+        log_requests: LogRequests = LogRequests::Debug, Kind::Choice(&["off", "debug", "info"]);
+        /// URL of an OpenTelemetry collector, which gets traces by OTLP over HTTP under its path /v1/traces; empty: none are
+        /// made.
+        otlp_endpoint: String = String::new(), Kind::Text(Text::CollectorUrl);
+        /// Beginning of the service's name in traces; the role follows it: baton-coordinator, baton-prefill, baton-decode,
+        /// baton-both.
+        service_name: String = "baton".to_owned(), Kind::Text(Text::NonEmpty);
+        /// Of a million requests that come without a traceparent, about so many are traced. Those that come with one are traced
+        /// if it says so.
+        traces_per_million: u32 = 1_000_000, int(0, 1_000_000);
+        /// Most spans that wait to be exported; more are dropped and counted.
+        trace_queue_spans: usize = 16_384, int(64, 1_048_576);
+        /// Longest time that the collector may take for a batch of spans, and for the last ones at shutdown, in milliseconds.
+        trace_export_timeout_ms: u64 = 5_000, int(10, 60_000);
     }
 }

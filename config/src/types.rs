@@ -203,6 +203,19 @@ pub enum LogFormat {
     Json,
 }
 
+/// Level of the line about a request that has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogRequests {
+    /// No such line.
+    Off,
+    /// Where `telemetry.log_level` is `debug`.
+    #[default]
+    Debug,
+    /// Where it is `info` or more.
+    Info,
+}
+
 /// A string that is never printed: neither by `Debug` nor by `Config::to_toml`.
 #[derive(Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(transparent)]

@@ -93,6 +93,7 @@ fn text_rule(rule: Text) -> &'static str {
             "a path, or hf://ORG/NAME or hf://ORG/NAME/FILE.gguf, followed by @REVISION or not, in letters, digits and . _ -"
         }
         Text::Url => "http://HOST or https://HOST, with :PORT and /PATH or without",
+        Text::CollectorUrl => "http://host:port without a path, for example http://127.0.0.1:4318, or empty",
         Text::NodeName => "a name of up to 64 letters, digits, '.', '_' or '-', or empty",
         Text::Adapter => {
             "name=path, the name of 1 to 256 letters, digits or any of . - _ /, not \"None\", and in the list once"
@@ -161,6 +162,7 @@ fn text_fits(rule: Text, text: &str) -> bool {
             .any(|scheme| text.strip_prefix(scheme).is_some_and(is_dial_address)),
         Text::ModelPath => crate::hub::is_model_path(text),
         Text::Url => crate::hub::is_url(text),
+        Text::CollectorUrl => text.is_empty() || text.strip_prefix("http://").is_some_and(is_dial_address),
         Text::NodeName => text.len() <= 64 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)),
         Text::Adapter => crate::adapter(text).is_some(),
         Text::Cores => crate::types::cores(text).is_some(),

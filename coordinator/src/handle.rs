@@ -6,8 +6,7 @@ use protocol::ids::RequestId;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::core::block_audit::{AuditError, AuditReport};
-use crate::core::cluster::{Order, OrderError};
-use crate::core::decisions::Decision;
+use crate::core::cluster::{Asked, Explained, Order, OrderError};
 use crate::core::recent::RequestRecord;
 use crate::core::stop::StopMatcher;
 use crate::core::types::{ClientEvent, ClusterStatus, ServeError, ServeErrorKind, ServeRequest};
@@ -40,15 +39,12 @@ pub(crate) enum FromHandle {
     /// An operator's order.
     Order(Box<Ordered>),
     /// Somebody wants to know why a request went where it went.
-    Decisions(RequestId, oneshot::Sender<Explained>),
+    Decisions(Asked, oneshot::Sender<Explained>),
     /// Somebody wants to see so many requests that run, and so many that have ended.
     Requests(usize, oneshot::Sender<RecentRequests>),
     /// Somebody wants to know whose the nodes' blocks are.
     AuditBlocks(oneshot::Sender<Result<AuditReport, AuditError>>),
 }
-
-/// What is known of a request, and why each of its attempts went where it went.
-pub type Explained = (Option<RequestRecord>, Vec<Decision>);
 
 /// Requests that run, the oldest first; requests that have ended, the last one first.
 pub type RecentRequests = (Vec<RequestRecord>, Vec<RequestRecord>);
@@ -129,7 +125,7 @@ impl CoordinatorHandle {
         }
     }
 
-    /// Events that may wait for a client: the prefill, the tokens and the end of each choice, and the end. A queue for that
+    /// Events that may wait for a client: the prefill, the tokens and the end of each choice, where it was served, and the end. A queue for that
     /// many never fills up. Where that is more than the client's buffer, the buffer counts, and what comes at once of
     /// further choices: their first tokens and ends. The answer of a beam search comes at once as a whole.
     fn capacity(&self, request: &ServeRequest) -> usize {
@@ -140,7 +136,7 @@ impl CoordinatorHandle {
         } else {
             buffer.saturating_add(2 * choices.saturating_sub(1))
         };
-        events.saturating_add(2).min(tokio::sync::Semaphore::MAX_PERMITS)
+        events.saturating_add(3).min(tokio::sync::Semaphore::MAX_PERMITS)
     }
 
     /// Gives a node an order. `Ok`: it is on its way to the node.
@@ -156,12 +152,12 @@ impl CoordinatorHandle {
     }
 
     /// What became of a request, and why it went where it went: one decision for each of its attempts, as far as they are
-    /// kept (`coordinator.decision_records`).
+    /// kept (`coordinator.decision_records`). Of several with a client's name, the newest.
     ///
     /// # Errors
     /// The coordinator stops.
-    pub async fn explain(&self, request: RequestId) -> Result<Explained, ServeError> {
-        self.ask(|reply| FromHandle::Decisions(request, reply)).await
+    pub async fn explain(&self, asked: Asked) -> Result<Explained, ServeError> {
+        self.ask(|reply| FromHandle::Decisions(asked, reply)).await
     }
 
     /// At most `most` of the requests that run, and as many of those that ended last (`coordinator.decision_records` are kept).

@@ -26,6 +26,7 @@ use runtime::quic::QuicEndpoint;
 use runtime::renewal;
 use runtime::shutdown::Shutdown;
 use runtime::telemetry::{self, MetricsHandle};
+use runtime::traces::{self, Service};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -125,6 +126,11 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
     let admin = admin::bind(&config.admin, handle.clone())
         .with_context(|| format!("admin.listen = {}", config.admin.listen))?;
     let front = open_http(&config, text, handle, metrics)?;
+    let service = Service {
+        role: Role::Coordinator.as_str(),
+        instance: endpoint.identity().node.0.clone(),
+    };
+    let exported = traces::install(&config.telemetry, &service)?;
     tracing::info!(http = %front.address, control = %endpoint.local_addr()?, "ready");
 
     let registered = register(&config, &endpoint, shutdown.clone())?;
@@ -160,6 +166,9 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
     control.await.context("the control plane failed")?;
     endpoint.close("the coordinator stops").await;
     server.abort();
+    if let Some(exported) = exported {
+        exported.close().await;
+    }
     tracing::info!("stopped");
     Ok(())
 }
@@ -218,6 +227,7 @@ fn new_driver(
         stream_buffer_tokens: front.stream_buffer_tokens,
         client_stall_timeout: Duration::from_millis(front.client_stall_timeout_ms),
         drain_timeout: Duration::from_millis(front.drain_timeout_ms),
+        log_requests: config.telemetry.log_requests,
     };
     let core = settings::cluster(config, identity);
     Ok(Driver::new(

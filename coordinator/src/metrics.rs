@@ -7,11 +7,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use actix_web::HttpRequest;
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use protocol::context::RequestContext;
 use runtime::clock::Clock;
 
+use crate::core::journey::Served;
 use crate::core::phases::{Phase, PhaseTimes};
-use crate::core::types::ClusterStatus;
+use crate::core::types::{About, ClusterStatus, Completion, ServeRequest};
+use crate::http::trace::{Asked, CallSpan, client_id};
 
 /// Requests that came in, refused ones included.
 pub const REQUESTS: [&str; 2] = ["tgi_request_count", "request_received_total"];
@@ -131,11 +135,21 @@ impl RequestMetrics {
     }
 
     /// Starts the clock of a request that has just arrived.
-    pub fn arrived(self: &Arc<Self>) -> RequestTimer {
+    pub fn arrived(self: &Arc<Self>, request: &HttpRequest) -> RequestTimer {
         add(&self.requests, 1);
+        let arrived = self.clock.now();
+        let span = CallSpan::begin(request, arrived);
         RequestTimer {
             metrics: Arc::clone(self),
-            arrived: self.clock.now(),
+            context: match &span {
+                Some(span) => span.context(),
+                None => RequestContext {
+                    client_id: client_id(request),
+                    trace: None,
+                },
+            },
+            span,
+            arrived,
             submitted: None,
             first: None,
             last: Vec::new(),
@@ -183,6 +197,10 @@ fn record(histograms: &[Histogram], value: Duration) {
 /// takes that for the moment when the last of the answer was handed to the connection.
 pub struct RequestTimer {
     metrics: Arc<RequestMetrics>,
+    /// The request's other names.
+    context: RequestContext,
+    /// If it is traced.
+    span: Option<CallSpan>,
     arrived: Instant,
     submitted: Option<Instant>,
     first: Option<Instant>,
@@ -221,13 +239,34 @@ pub struct Durations {
 }
 
 impl RequestTimer {
-    /// The request is valid and goes to the cluster.
-    pub fn submitted(&mut self, prompt_tokens: usize, max_tokens: u32) {
+    /// Where the requests of the call come from.
+    pub fn about(&self) -> About {
+        About {
+            context: Arc::new(self.context.clone()),
+            arrived: Some(self.arrived),
+        }
+    }
+
+    /// The call is valid and its requests go to the cluster.
+    pub fn submitted(&mut self, requests: &[ServeRequest]) {
         let now = self.metrics.clock.now();
         self.submitted = Some(now);
+        let prompt_tokens = requests.iter().map(|request| request.token_ids.len()).sum();
+        let first = requests.first();
+        let max_tokens = first.map_or(0, |request| request.stop.max_tokens);
         self.metrics.validation.record((now - self.arrived).as_secs_f64());
         self.metrics.input_length.record(prompt_tokens as f64);
         self.metrics.max_new_tokens.record(f64::from(max_tokens));
+        if let Some(span) = &self.span {
+            let adapter = first.and_then(|request| request.adapter.as_deref());
+            span.asked(Asked {
+                model: adapter.unwrap_or(&self.metrics.model),
+                requests: requests.iter().map(|request| request.id).collect(),
+                choices: first.map_or(0, |request| request.choices as usize),
+                max_tokens,
+                prompt_tokens,
+            });
+        }
     }
 
     /// The answer will have so many choices.
@@ -256,6 +295,9 @@ impl RequestTimer {
             (Some(last), _) => record(&self.metrics.itl, now - last),
             (None, None) => {
                 self.first = Some(now);
+                if let Some(span) = &self.span {
+                    span.first_token(now);
+                }
                 record(&self.metrics.ttft, now - self.arrived);
             }
             // The first token of a further choice.
@@ -263,6 +305,20 @@ impl RequestTimer {
         }
         self.tokens += 1;
         add(&self.metrics.generation_tokens, 1);
+    }
+
+    /// A choice has ended.
+    pub fn choice_ended(&self, completion: &Completion) {
+        if let Some(span) = &self.span {
+            span.choice_ended(completion.finish.as_str());
+        }
+    }
+
+    /// Where a request of the call was served.
+    pub fn served(&self, served: Served) {
+        if let Some(span) = &self.span {
+            span.served(served);
+        }
     }
 
     /// The client wants to know where the time went, or does not.
@@ -336,8 +392,11 @@ impl RequestTimer {
         }
     }
 
-    /// There is no complete answer; `label` is TGI's error type.
-    pub fn failed(&mut self, label: &'static str) {
+    /// There is no complete answer; `label` is TGI's error type, `message` what the client is told.
+    pub fn failed(&mut self, label: &'static str, message: &str) {
+        if let Some(span) = &self.span {
+            span.failed(label, message);
+        }
         self.state = State::Failed;
         for name in FAILURES {
             counter!(name, "model_name" => self.metrics.model.clone(), "err" => label).increment(1);
@@ -348,9 +407,15 @@ impl RequestTimer {
 impl Drop for RequestTimer {
     fn drop(&mut self) {
         match self.state {
-            State::Open => self.failed(CANCELLED),
+            State::Open => self.failed(CANCELLED, "the client went away"),
             State::Succeeded => self.written(),
             State::Failed => {}
+        }
+        if let Some(span) = self.span.take() {
+            let now = self.metrics.clock.now();
+            let core = self.core.filter(|(submitted, _)| *submitted >= self.arrived);
+            let written_from = core.map(|(submitted, phases)| submitted + phases.sum());
+            span.ended(now, written_from.filter(|from| *from <= now), self.tokens);
         }
     }
 }

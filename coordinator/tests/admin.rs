@@ -149,7 +149,7 @@ async fn what_cannot_be_done_is_said_and_strangers_stay_out() {
         ("GET", "/nodes/d7", "", 404, "d7"),
         ("POST", "/nodes/d7/drain", "", 404, "d7"),
         ("GET", "/nothing", "", 404, "/nothing"),
-        ("GET", "/debug/decisions/1f", "", 400, "1f"),
+        ("GET", "/debug/decisions/1f", "", 404, "1f"),
         ("GET", "/debug/requests?most=0", "", 400, "most=0"),
         ("GET", "/debug/requests?least=1", "", 400, "least"),
         ("GET", "/debug/blocks?node=d0", "", 400, "node=d0"),

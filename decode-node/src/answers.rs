@@ -6,6 +6,7 @@
 use node_shell::engine_thread::{ComputedEvent, SequenceEvent, TokenEvent};
 use node_shell::handle::{SequenceGroup, SequenceStream, SubmitError};
 use node_shell::job::{JobGone, JobStream};
+use node_shell::job_trace::GENERATION;
 use protocol::control::{JobErrorKind, JobEvent, JobUpdate, PromptComputed};
 use protocol::sampling::SampledToken;
 
@@ -159,6 +160,9 @@ pub(crate) async fn generate(mut choices: Choices, mut stream: JobStream) -> Res
             return stream.fail(JobErrorKind::Draining, "the engine has stopped").await;
         }
         for (index, event) in events.drain(..) {
+            if let SequenceEvent::Token(token) = &event {
+                stream.trace().token(index, token.timing, token.steps);
+            }
             if let Err(problem) = choices.tell(index, event, &mut words) {
                 return stream.fail(JobErrorKind::Internal, problem).await;
             }
@@ -177,7 +181,11 @@ pub(crate) async fn answer_beams(mut search: SequenceStream, mut stream: JobStre
             event = search.next() => event,
         };
         match event {
-            Some(SequenceEvent::Computed(computed)) => stream.send(&prompt_alone(computed)).await?,
+            Some(SequenceEvent::Computed(computed)) => {
+                stream.trace().computed(computed.timing, computed.steps);
+                stream.trace().enter(GENERATION);
+                stream.send(&prompt_alone(computed)).await?;
+            }
             Some(SequenceEvent::Beams(beams)) => return stream.end(&JobEvent::Beams(beams)).await,
             other => return fail(other, stream).await,
         }
@@ -192,6 +200,7 @@ pub(crate) async fn answer_prompt(mut sequence: SequenceStream, mut stream: JobS
     };
     match event {
         Some(SequenceEvent::Computed(computed)) => {
+            stream.trace().computed(computed.timing, computed.steps);
             stream.send(&prompt_alone(computed)).await?;
             stream.end(&JobEvent::Finished).await
         }

@@ -8,6 +8,7 @@ use kv_transfer::receiver::Receiver;
 use node_shell::grammars;
 use node_shell::handle::{AwaitedPrompt, ReservedBlocks};
 use node_shell::job::{JobGone, JobStream, check_tokens};
+use node_shell::job_trace::{COMPUTE, GENERATION};
 use node_shell::process::{JobAdapter, MovedBytes, NodeContext, NodeRole};
 use protocol::control::{ChoiceStart, DecodeJob, Job, JobErrorKind, JobEvent, KvSource};
 use protocol::ids::Ticket;
@@ -15,6 +16,7 @@ use protocol::sampling::StopRules;
 use protocol::transfer::PushCommit;
 use runtime::quic::Link;
 use tokio::time::timeout_at;
+use tracing::field::display;
 
 use crate::answers::{Choices, answer_beams, answer_prompt, generate, refuse};
 use crate::reservations::{Admission, Pending, Reservations};
@@ -60,7 +62,8 @@ impl DecodeRole {
     }
 
     /// Computes everything here.
-    async fn compute(&self, job: DecodeJob, adapter: JobAdapter, stream: JobStream) -> Result<(), JobGone> {
+    async fn compute(&self, job: DecodeJob, adapter: JobAdapter, mut stream: JobStream) -> Result<(), JobGone> {
+        stream.trace().enter(COMPUTE);
         let engine = self.context.engine.for_job(stream.name());
         let prompt = || SequenceSpec {
             prompt_logprobs: job.prompt_logprobs,
@@ -167,6 +170,7 @@ impl DecodeRole {
     }
 
     async fn take_over(&self, job: DecodeJob, adapter: JobAdapter, mut stream: JobStream) -> Result<(), JobGone> {
+        stream.trace().enter("reservation");
         let deadline = self.context.clock.now() + Duration::from_millis(job.handoff_deadline_ms);
         let growth = job.stop.max_tokens as usize;
         let choices = job.beam_width.map_or(job.choices.len(), |width| width as usize);
@@ -190,6 +194,8 @@ impl DecodeRole {
                 have_blocks,
             })
             .await?;
+        stream.trace().note("baton.cached_blocks", u64::from(have_blocks));
+        stream.trace().enter("wait_for_kv");
         let handoff = tokio::select! {
             gone = stream.cancelled() => return Err(gone),
             waited = timeout_at(deadline.into(), pending.committed()) => match waited {
@@ -263,6 +269,7 @@ impl DecodeRole {
             let committed = engine.commit_beams(reserved, search, computed_tokens(&job), width as usize);
             return match committed.await {
                 Ok(search) => {
+                    stream.trace().enter(GENERATION);
                     stream.send(&JobEvent::Committed).await?;
                     answer_beams(search, stream).await
                 }
@@ -277,6 +284,7 @@ impl DecodeRole {
         }
         match engine.commit_choices(reserved, specs, computed_tokens(&job)).await {
             Ok(sequences) => {
+                stream.trace().enter(GENERATION);
                 stream.send(&JobEvent::Committed).await?;
                 generate(Choices::new(choices, sequences), stream).await
             }
@@ -307,10 +315,12 @@ impl NodeRole for DecodeRole {
             Job::Decode(job) => {
                 // The coordinator ends the job at its own deadline; this one holds if it cannot.
                 let deadline = self.context.clock.now() + Duration::from_millis(job.deadline_ms.min(LONGEST_JOB_MS));
-                let (request, epoch) = (job.request, job.epoch);
+                let (request, epoch, context) = (job.request, job.epoch, job.context.clone());
                 let worked = timeout_at(deadline.into(), self.decode(job, stream)).await;
                 worked.unwrap_or_else(|_| {
-                    tracing::warn!(%request, epoch = epoch.0, "a job's time is over: its stream is reset");
+                    let (client_request_id, trace_id) = (context.client_id.as_deref(), context.trace_id().map(display));
+                    tracing::warn!(%request, client_request_id, trace_id, epoch = epoch.0,
+                        "a job's time is over: its stream is reset");
                     Ok(())
                 })
             }

@@ -24,6 +24,7 @@ pub mod ask;
 pub mod changed;
 pub mod client;
 pub mod cluster;
+pub mod collector;
 pub mod cpu_time;
 pub mod etcd;
 pub mod exact;

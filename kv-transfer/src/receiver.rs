@@ -263,14 +263,15 @@ impl Receiver {
                 return outcome;
             }
         };
+        let request = granted.open.request;
         if let Err(reason) = granted.commit(commit) {
             return Outcome::Refused(reason);
         }
         // The sequence is ours whether or not the sender hears of it.
         match timeout(REPLY_TIMEOUT, outgoing.send(PushReply::Committed, Bytes::new())).await {
             Ok(Ok(())) => finish(outgoing),
-            Ok(Err(error)) => tracing::warn!(%error, "sender does not hear of its commit"),
-            Err(_) => tracing::warn!("sender does not take the answer to its commit"),
+            Ok(Err(error)) => tracing::warn!(%request, %error, "sender does not hear of its commit"),
+            Err(_) => tracing::warn!(%request, "sender does not take the answer to its commit"),
         }
         Outcome::Committed
     }

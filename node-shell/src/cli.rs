@@ -7,6 +7,7 @@ use model_hub::Need;
 use protocol::ids::Role;
 use runtime::shutdown::Shutdown;
 use runtime::telemetry;
+use runtime::traces::{self, Service};
 
 use crate::process::{Node, NodeContext, NodeError, NodeRole, load_model};
 
@@ -84,9 +85,19 @@ async fn serve<R: NodeRole>(
         () = shutdown.wait() => return Ok(()),
     }
     let model = load_model(&config)?;
+    let telemetry = config.telemetry.clone();
     let node = Node::start(config, role, model, shutdown, build).await?;
     let hello = node.hello();
     tracing::info!(node = %hello.node, role = %role, address = %hello.address, layout = %hello.layout,
         blocks = hello.total_blocks, numerics = %hello.model.numerics, "ready");
-    node.run().await
+    let service = Service {
+        role: role.as_str(),
+        instance: hello.node.to_string(),
+    };
+    let exported = traces::install(&telemetry, &service)?;
+    let ended = node.run().await;
+    if let Some(exported) = exported {
+        exported.close().await;
+    }
+    ended
 }

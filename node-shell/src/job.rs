@@ -11,6 +11,9 @@ use quinn::{RecvStream, SendStream};
 use runtime::framing::{FramingError, MessageReader, MessageWriter};
 use thiserror::Error;
 use tokio::time::timeout;
+use tracing::field::display;
+
+use crate::job_trace::JobTrace;
 
 /// Longest wait until the coordinator has taken an event.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -27,6 +30,7 @@ pub struct JobStream {
     /// `None` once the coordinator has said all it will.
     updates: Option<MessageReader>,
     name: Arc<JobName>,
+    trace: JobTrace,
 }
 
 impl JobStream {
@@ -42,10 +46,12 @@ impl JobStream {
             return Ok(None);
         };
         let key = job.key();
+        let name = Arc::new(JobName { key, coordinator });
         let stream = Self {
             writer,
             updates: Some(reader),
-            name: Arc::new(JobName { key, coordinator }),
+            trace: JobTrace::new(Arc::clone(&name), job.context().clone()),
+            name,
         };
         Ok(Some((job, stream)))
     }
@@ -55,6 +61,11 @@ impl JobStream {
         &self.name
     }
 
+    /// Where it is noted what the job does.
+    pub fn trace(&mut self) -> &mut JobTrace {
+        &mut self.trace
+    }
+
     /// Sends an event.
     pub async fn send(&mut self, event: &JobEvent) -> Result<(), JobGone> {
         self.send_all(std::slice::from_ref(event)).await
@@ -62,7 +73,16 @@ impl JobStream {
 
     /// Sends several events at once.
     pub async fn send_all(&mut self, events: &[JobEvent]) -> Result<(), JobGone> {
-        deliver(&mut self.writer, events).await
+        let delivered = deliver(&mut self.writer, events).await;
+        delivered.map_err(|gone| self.seen(gone))
+    }
+
+    /// A job whose link is lost has failed; one that was reset has not.
+    fn seen(&mut self, gone: JobGone) -> JobGone {
+        if let JobGone(FramingError::Connection { reason, .. }) = &gone {
+            self.trace.lost(reason);
+        }
+        gone
     }
 
     /// The coordinator's next update of the job, or its cancel, or the loss of the link. Cancel-safe.
@@ -81,13 +101,14 @@ impl JobStream {
                     }
                 },
             };
-            return Err(gone(stopped));
+            return Err(self.seen(gone(stopped)));
         }
     }
 
     /// Sends the job's last event and ends the stream cleanly. Returns when the coordinator has it: a node that drains
     /// closes its links when its last job has ended, and with them whatever is still under way.
     pub async fn end(mut self, event: &JobEvent) -> Result<(), JobGone> {
+        self.trace.ends(event);
         deliver(&mut self.writer, std::slice::from_ref(event)).await?;
         self.writer.finish()?;
         match timeout(DELIVERY_TIMEOUT, self.writer.stopped()).await {
@@ -95,7 +116,8 @@ impl JobStream {
             Ok(Ok(()) | Err(FramingError::Reset { .. })) => Ok(()),
             Ok(Err(lost)) => Err(lost.into()),
             Err(_) => {
-                tracing::debug!("the coordinator does not take a job's last event");
+                let (request, trace_id) = (self.name.key.request, self.trace.context().trace_id().map(display));
+                tracing::debug!(%request, trace_id, "the coordinator does not take a job's last event");
                 Ok(())
             }
         }
@@ -112,7 +134,8 @@ impl JobStream {
 
     /// Resolves when the coordinator cancels the job or the link is lost. Cancel-safe.
     pub async fn cancelled(&mut self) -> JobGone {
-        gone(self.writer.stopped().await)
+        let gone = gone(self.writer.stopped().await);
+        self.seen(gone)
     }
 }
 

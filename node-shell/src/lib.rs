@@ -18,6 +18,7 @@ pub mod grammars;
 pub mod handle;
 pub mod job;
 pub mod job_list;
+pub mod job_trace;
 mod loading;
 mod membership;
 pub mod memory;

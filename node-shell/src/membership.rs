@@ -20,6 +20,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::task::TaskTracker;
+use tracing::field::display;
 
 use crate::audits::Audits;
 use crate::duty::{Duties, Duty};
@@ -315,6 +316,7 @@ impl<R: NodeRole> Member<R> {
                 Err(_) => return tracing::debug!("a job did not arrive in time"),
             };
             let _listed = list.enter(Clock.now(), stream.name());
+            let (name, context) = (Arc::clone(stream.name()), job.context().clone());
             let refusal = match draining {
                 true => Some("the node is draining".to_owned()),
                 false => duties.refusal(&job),
@@ -329,7 +331,8 @@ impl<R: NodeRole> Member<R> {
                 (None, Ok(_slot)) => role.handle(job, stream).await,
             };
             if let Err(gone) = ended {
-                tracing::debug!(%gone, "job ended early");
+                let (client_request_id, trace_id) = (context.client_id.as_deref(), context.trace_id().map(display));
+                tracing::debug!(request = %name.key.request, client_request_id, trace_id, %gone, "job ended early");
             }
         };
         // The handle is not needed: the tracker waits for the task.

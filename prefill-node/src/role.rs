@@ -11,8 +11,11 @@ use node_shell::engine_thread::{ComputedEvent, SequenceEvent, StepTap, TokenEven
 use node_shell::grammars;
 use node_shell::handle::SequenceStream;
 use node_shell::job::{JobGone, JobStream, check_tokens};
+use node_shell::job_trace::COMPUTE;
 use node_shell::process::{JobAdapter, MovedBytes, NodeContext, NodeRole};
-use protocol::control::{HandoffTarget, Job, JobError, JobErrorKind, JobEvent, PrefillJob, PromptComputed};
+use protocol::control::{
+    HandoffStats, HandoffTarget, Job, JobError, JobErrorKind, JobEvent, PrefillJob, PromptComputed,
+};
 use protocol::sampling::StopRules;
 use protocol::transfer::PushOpen;
 use runtime::quic::Link;
@@ -36,12 +39,15 @@ struct Handoff {
 /// What came of a prompt.
 struct Computed {
     event: PromptComputed,
+    /// Steps that the prompt took.
+    steps: u32,
     /// The first tokens end all choices; there is at least one.
     all_ended: bool,
 }
 
 impl From<TokenEvent> for Computed {
     fn from(first: TokenEvent) -> Self {
+        let steps = first.steps;
         let all_ended = first.finish.is_some() && first.others.iter().all(|(_, finish)| finish.is_some());
         let others = first.others.into_iter().map(|(token, _)| token);
         Self {
@@ -51,6 +57,7 @@ impl From<TokenEvent> for Computed {
                 cached_tokens: first.cached_tokens,
                 prompt_logprobs: first.prompt_logprobs,
             },
+            steps,
             all_ended,
         }
     }
@@ -65,6 +72,7 @@ impl From<ComputedEvent> for Computed {
                 cached_tokens: computed.cached_tokens,
                 prompt_logprobs: computed.prompt_logprobs,
             },
+            steps: computed.steps,
             all_ended: false,
         }
     }
@@ -133,6 +141,7 @@ impl PrefillRole {
 
     /// Carries the job out; returns its last event.
     async fn work(&self, job: &PrefillJob, deadline: Instant, stream: &mut JobStream) -> Result<JobEvent, Stop> {
+        stream.trace().enter(COMPUTE);
         let adapter = self
             .check(job)
             .map_err(|problem| Stop::failed(JobErrorKind::Invalid, problem))?;
@@ -150,6 +159,7 @@ impl PrefillRole {
             .await
             .map_err(|error| Stop::Failed(error.into_job_error()))?;
         let computed = self.computed(&mut sequence, handoff.as_mut(), stream).await?;
+        note_computed(stream, job, &computed);
         let tokens = computed.event.tokens.iter().map(|token| token.token).collect();
         stream.send(&JobEvent::Computed(computed.event)).await?;
         match (computed.all_ended, handoff) {
@@ -276,6 +286,7 @@ impl PrefillRole {
         stream: &mut JobStream,
     ) -> Result<JobEvent, Stop> {
         let num_tokens = u32::try_from(job.token_ids.len()).unwrap_or(u32::MAX);
+        stream.trace().enter("push");
         let Handoff { mut push, backlog } = handoff;
         let finish = async {
             if let Err(problem) = backlog.flush(&self.context.pool, &push.staging()).await {
@@ -285,7 +296,14 @@ impl PrefillRole {
         };
         tokio::select! {
             gone = stream.cancelled() => Err(gone.into()),
-            committed = finish => Ok(JobEvent::HandedOff(committed?.into())),
+            committed = finish => {
+                let stats: HandoffStats = committed?.into();
+                let trace = stream.trace();
+                trace.note("baton.kv_bytes", stats.bytes);
+                trace.note("baton.frames", u64::from(stats.frames));
+                trace.note("baton.frames_resent", u64::from(stats.resent));
+                Ok(JobEvent::HandedOff(stats))
+            }
         }
     }
 }
@@ -318,6 +336,14 @@ impl NodeRole for PrefillRole {
             received_bytes: 0,
         }
     }
+}
+
+/// What is known of a prompt that has just been computed.
+fn note_computed(stream: &mut JobStream, job: &PrefillJob, computed: &Computed) {
+    let (step, trace) = (computed.event.step, stream.trace());
+    trace.computed(step, computed.steps);
+    trace.note("baton.prompt_tokens", job.token_ids.len() as u64);
+    trace.note("baton.cached_tokens", u64::from(computed.event.cached_tokens));
 }
 
 fn spec(job: &PrefillJob, adapter: JobAdapter) -> SequenceSpec {

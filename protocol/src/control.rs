@@ -7,6 +7,7 @@
 use bincode::{Decode, Encode};
 
 use crate::blocks::{BlockAudit, JobKey, JobKind};
+use crate::context::RequestContext;
 use crate::ids::{Epoch, NodeId, RequestId, Role, Ticket};
 use crate::kv::{KvLayout, ModelIdentity};
 use crate::sampling::{PromptLogprob, SampledToken, SamplingParams, StopRules};
@@ -204,6 +205,14 @@ impl Job {
             },
         }
     }
+
+    /// By which names the request goes in logs and traces.
+    pub fn context(&self) -> &RequestContext {
+        match self {
+            Self::Prefill(job) => &job.context,
+            Self::Decode(job) => &job.context,
+        }
+    }
 }
 
 /// Compute a prompt and the first token of each choice; push the KV to a decode node, once for all choices.
@@ -211,6 +220,8 @@ impl Job {
 pub struct PrefillJob {
     /// The request.
     pub request: RequestId,
+    /// For logs and traces.
+    pub context: RequestContext,
     /// Attempt.
     pub epoch: Epoch,
     /// The prompt.
@@ -252,6 +263,8 @@ pub struct HandoffTarget {
 pub struct DecodeJob {
     /// The request.
     pub request: RequestId,
+    /// For logs and traces.
+    pub context: RequestContext,
     /// Attempt.
     pub epoch: Epoch,
     /// The prompt.

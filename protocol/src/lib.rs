@@ -4,6 +4,7 @@
 //!
 //! * [`ids`]: names of requests, nodes, reservations and their generations.
 //! * [`sampling`]: how tokens are drawn and when a sequence ends; what a sampled token looks like.
+//! * [`context`]: by which names a job goes in logs and traces.
 //! * [`control`]: the control plane (`baton-ctl/1`): membership, load reports, jobs and their events.
 //! * [`blocks`]: whose the KV blocks of a node are: the answer to an audit.
 //! * [`kv`]: the KV layout both ends of a handoff agree on, and the model identity.
@@ -13,6 +14,7 @@
 
 pub mod blocks;
 pub mod codec;
+pub mod context;
 pub mod control;
 pub mod ids;
 pub mod kv;

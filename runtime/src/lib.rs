@@ -19,3 +19,4 @@ pub mod quic;
 pub mod renewal;
 pub mod shutdown;
 pub mod telemetry;
+pub mod traces;

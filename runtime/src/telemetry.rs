@@ -47,6 +47,12 @@ pub enum TelemetryError {
     /// The recorder cannot be built.
     #[error("cannot set up metrics: {0}")]
     Build(#[from] BuildError),
+    /// Traces cannot be exported.
+    #[error("cannot export traces: {reason}")]
+    Traces {
+        /// What is wrong.
+        reason: String,
+    },
     /// The metrics port cannot be opened.
     #[error("cannot listen for metrics on TCP {listen}: {source}")]
     Listen {

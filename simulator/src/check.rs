@@ -212,6 +212,7 @@ fn collect(planned: &Planned, events: &[ClientEvent]) -> Result<Vec<Seen>, Strin
                     ));
                 }
             }
+            ClientEvent::Served(_) => {}
             ClientEvent::Done { .. } | ClientEvent::Failed(_) => return Err("an end before the end".to_owned()),
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coordinator::core::queue::Tenant;
-use coordinator::core::types::ServeRequest;
+use coordinator::core::types::{About, ServeRequest};
 use protocol::ids::RequestId;
 use protocol::sampling::{SamplingParams, StopRules};
 
@@ -104,6 +104,7 @@ fn request(random: &mut Random, id: u128, prompt: Vec<u32>) -> ServeRequest {
         _ => [].into(),
     };
     let mut request = ServeRequest {
+        about: About::default(),
         id: RequestId(id),
         token_ids: prompt.into(),
         adapter: random.chance(150).then(|| ADAPTER.to_owned()),

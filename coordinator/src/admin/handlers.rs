@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::AdminState;
 use super::answers::{NodeAnswer, PoolAnswer, Problem};
 use crate::core::block_audit::AuditReport;
-use crate::core::cluster::Order;
+use crate::core::cluster::{Asked, Explained, Order};
 use crate::core::types::ClusterStatus;
 
 /// Requests shown of each kind if nobody says how many.
@@ -88,17 +88,26 @@ pub async fn decisions(
     id: Path<String>,
 ) -> Result<Json<Value>, Problem> {
     state.admit(&request)?;
-    let number = u128::from_str_radix(&id, 16).ok().filter(|_| id.len() == 32);
-    let number = number.ok_or_else(|| {
-        Problem::Invalid(format!(
-            "{id:?} is no request id: 32 hexadecimal digits, as in the answer's x-request-id"
-        ))
-    })?;
-    let (record, decisions) = state.handle.explain(RequestId(number)).await?;
+    let number = u128::from_str_radix(&id, 16).ok();
+    let asked = match number.filter(|_| id.len() == 32) {
+        Some(number) => Asked::Id(RequestId(number), id.clone()),
+        None => Asked::Client(id.clone()),
+    };
+    let Explained {
+        record,
+        decisions,
+        others,
+    } = state.handle.explain(asked).await?;
     if record.is_none() && decisions.is_empty() {
-        return Err(Problem::NotFound(format!("nothing is kept about request {id}")));
+        let shown: String = id.chars().take(64).collect();
+        return Err(Problem::NotFound(format!(
+            "nothing is kept about request {shown:?}; right is the answer's x-request-id, or the one that the client sent"
+        )));
     }
-    Ok(Json(json!({ "request": record, "decisions": decisions })))
+    let others: Vec<String> = others.iter().map(ToString::to_string).collect();
+    Ok(Json(
+        json!({ "request": record, "decisions": decisions, "others": others }),
+    ))
 }
 
 /// `GET /debug/requests`, `?most=N`.

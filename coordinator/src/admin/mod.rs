@@ -7,7 +7,7 @@
 //! | `POST /nodes/{node}/undrain` | it takes jobs again |
 //! | `POST /nodes/{node}/role` | `{"role": "prefill" \| "decode" \| "both"}`: what it serves from now on |
 //! | `GET /debug/requests?most=N` | requests that run and requests that ended last, with the time of each phase |
-//! | `GET /debug/decisions/{request}` | what became of a request (by the id that the coordinator gave it), and why it went where it went, by attempt: the way (`handoff`, `local`, `prompt_only`, `resume`), `remote_us` and `local_us`, which the first two are predicted to cost, and every candidate |
+//! | `GET /debug/decisions/{request}` | what became of a request (by the id that the coordinator gave it, or by the client's `X-Request-Id`: then the newest one, and the ids of `others`), and why it went where it went, by attempt: the way (`handoff`, `local`, `prompt_only`, `resume`), `remote_us` and `local_us`, which the first two are predicted to cost, and every candidate |
 //! | `GET /debug/blocks` | every block of every connected node by owner and age, held against what is booked here: `docs/admin.md` |
 //!
 //! Orders go to the node, which is the truth about itself: all its coordinators learn of them from its next report.

@@ -45,11 +45,11 @@ pub async fn run(
             };
             match end {
                 Ok(()) => return,
-                Err(FramingError::Connection { reason, .. }) => return lost_with_its_link(leg, &reason),
+                Err(FramingError::Connection { reason, .. }) => return lost_with_its_link(leg, &job, &reason),
                 Err(error) => error.to_string(),
             }
         }
-        Err(error) => return lost_with_its_link(leg, &describe(&error)),
+        Err(error) => return lost_with_its_link(leg, &job, &describe(&error)),
     };
     let report = FromNode::JobLost { leg, reason: lost };
     tokio::select! {
@@ -60,8 +60,16 @@ pub async fn run(
     }
 }
 
-fn lost_with_its_link(leg: LegId, reason: &str) {
-    tracing::debug!(?leg, reason, "job lost with its link");
+fn lost_with_its_link(leg: LegId, job: &Job, reason: &str) {
+    let context = job.context();
+    tracing::debug!(
+        request = %job.key().request,
+        client_request_id = context.client_id.as_deref(),
+        trace_id = context.trace_id().map(display),
+        ?leg,
+        reason,
+        "job lost with its link"
+    );
 }
 
 async fn exchange(

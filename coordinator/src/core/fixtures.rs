@@ -13,10 +13,12 @@ use super::admission::AdmissionLimits;
 use super::cluster::ClusterSettings;
 use super::ledger::{Detokenizer, TextDecoder};
 use super::nodes::{BreakerLimits, HealthLimits, LinkId, Nodes, PrefillCredit, StepLimits, TextIdentity};
+use super::phases::PhaseTimes;
 use super::queue::Tenant;
+use super::recent::RequestRecord;
 use super::request::RequestLimits;
 use super::routing::{LocalPrefill, Policy};
-use super::types::{NodeStatus, ServeRequest};
+use super::types::{About, NodeStatus, ServeRequest};
 
 /// Tokens of a block of [`hello`]'s layout.
 pub(crate) const BLOCK_TOKENS: u32 = 4;
@@ -76,6 +78,7 @@ impl TextDecoder for ByteDecoder {
 /// A request of `prompt` tokens for at most `max_tokens`.
 pub(crate) fn request(id: u128, prompt: usize, max_tokens: u32) -> ServeRequest {
     ServeRequest {
+        about: About::default(),
         id: RequestId(id),
         tenant: Tenant::default(),
         timeout: Duration::from_secs(3_600),
@@ -190,4 +193,21 @@ pub(crate) fn node_status(node: &str, role: Role) -> NodeStatus {
     let mut nodes = Nodes::new(settings.text, settings.prefill_credit, settings.steps, settings.health);
     nodes.join(LinkId(0), role, hello(role, node, 0, 8));
     nodes.status().remove(0)
+}
+
+/// What is kept of a request of which nothing matters.
+pub(crate) fn record() -> RequestRecord {
+    RequestRecord {
+        request: String::new(),
+        client_request_id: None,
+        trace_id: None,
+        outcome: "done",
+        age_ms: 0,
+        attempts: 1,
+        prompt_tokens: 1,
+        generated_tokens: 1,
+        finish_reasons: Vec::new(),
+        nodes: Vec::new(),
+        phases: PhaseTimes::default(),
+    }
 }

@@ -65,6 +65,7 @@ pub struct Ledger {
     visible: Box<dyn TextDecoder>,
     matcher: StopMatcher,
     closed: bool,
+    finish: Option<&'static str>,
 }
 
 impl Ledger {
@@ -96,12 +97,18 @@ impl Ledger {
             detokenizer,
             matcher,
             closed: false,
+            finish: None,
         }
     }
 
     /// True if the choice has ended.
     pub fn is_closed(&self) -> bool {
         self.closed
+    }
+
+    /// Why the choice has ended, in OpenAI's word; `None` while it has not.
+    pub fn finish(&self) -> Option<&'static str> {
+        self.finish
     }
 
     /// Accepted tokens, by position.
@@ -129,6 +136,7 @@ impl Ledger {
         let finish = self.stop.finish(sampled.token, expected + 1);
         let (visible, completion) = self.advance(sampled.token, finish);
         self.closed = completion.is_some();
+        self.finish = completion.as_ref().map(|completion| completion.finish.as_str());
         Verdict::Accepted {
             token: OutputToken {
                 sampled,

@@ -5,6 +5,7 @@ pub mod admission;
 pub mod block_audit;
 pub mod cluster;
 pub mod decisions;
+pub mod journey;
 pub mod ledger;
 pub mod nodes;
 pub mod phases;
@@ -18,4 +19,4 @@ pub mod stop;
 pub mod types;
 
 #[cfg(test)]
-mod fixtures;
+pub(crate) mod fixtures;

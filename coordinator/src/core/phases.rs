@@ -115,6 +115,19 @@ impl Serialize for PhaseTimes {
     }
 }
 
+/// A phase of one attempt, from when to when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// The phase.
+    pub phase: Phase,
+    /// Number of the attempt, from 1; 0 before the first.
+    pub attempt: u32,
+    /// Its beginning.
+    pub from: Instant,
+    /// Its end.
+    pub to: Instant,
+}
+
 /// Follows one request.
 #[derive(Debug)]
 pub struct PhaseTracker {
@@ -123,6 +136,11 @@ pub struct PhaseTracker {
     since: Instant,
     /// The node of this phase has said how long it waited.
     told: bool,
+    attempt: u32,
+    /// One after the other without gaps, if somebody wants to know.
+    stretches: Option<Vec<Stretch>>,
+    /// When the first stretch began.
+    arrived: Instant,
 }
 
 impl PhaseTracker {
@@ -133,7 +151,26 @@ impl PhaseTracker {
             phase: Phase::Queue,
             since: now,
             told: false,
+            attempt: 0,
+            stretches: None,
+            arrived: now,
         }
+    }
+
+    /// Writes down when each phase was, too. The wait for its submission counts from `arrived` there.
+    pub fn write_down(&mut self, arrived: Instant) {
+        self.arrived = arrived.min(self.since);
+        self.stretches = Some(Vec::new());
+    }
+
+    /// The next attempt begins.
+    pub fn next_attempt(&mut self) {
+        self.attempt += 1;
+    }
+
+    /// What was written down.
+    pub fn stretches(&mut self) -> Vec<Stretch> {
+        self.stretches.take().unwrap_or_default()
     }
 
     /// The request is in `state` now.
@@ -158,7 +195,23 @@ impl PhaseTracker {
         self.told = true;
         let queue = queue.min(now.saturating_duration_since(self.since));
         self.times.add(before, queue);
+        self.write(before, self.since + queue);
         self.since += queue;
+    }
+
+    /// What began where the last stretch ended has lasted until `to`.
+    fn write(&mut self, phase: Phase, to: Instant) {
+        let (attempt, arrived) = (self.attempt, self.arrived);
+        let Some(stretches) = &mut self.stretches else { return };
+        let from = stretches.last().map_or(arrived, |last| last.to);
+        if from < to {
+            stretches.push(Stretch {
+                phase,
+                attempt,
+                from,
+                to,
+            });
+        }
     }
 
     /// The times up to now.
@@ -169,6 +222,7 @@ impl PhaseTracker {
     }
 
     fn settle(&mut self, now: Instant) {
+        self.write(self.phase, now);
         self.times = self.times(now);
         self.since = now;
     }
@@ -248,6 +302,44 @@ mod tests {
             .collect();
         assert_eq!(all, [3, 4, 10, 0, 8, 8, 0]);
         assert_eq!(times.sum(), ms(33));
+    }
+
+    #[test]
+    fn stretches_lie_one_behind_the_other_and_name_their_attempts() {
+        let start = origin();
+        let mut clock = PhaseTracker::new(start + ms(2));
+        clock.write_down(start);
+        clock.next_attempt();
+        clock.follow(start + ms(3), &prefilling());
+        clock.waited(start + ms(9), ms(4));
+        clock.follow(start + ms(10), &State::Queued);
+        clock.next_attempt();
+        clock.follow(start + ms(12), &prefilling());
+        clock.follow(start + ms(15), &decoding());
+        clock.waited(start + ms(16), ms(0));
+        clock.follow(start + ms(20), &State::Finished);
+        let told: Vec<_> = clock
+            .stretches()
+            .into_iter()
+            .map(|s| {
+                (
+                    s.phase.as_str(),
+                    s.attempt,
+                    (s.from - start).as_millis(),
+                    (s.to - start).as_millis(),
+                )
+            })
+            .collect();
+        let expected = [
+            ("queue", 1, 0, 3),
+            ("prefill_queue", 1, 3, 7),
+            ("prefill", 1, 7, 10),
+            ("queue", 2, 10, 12),
+            ("prefill", 2, 12, 15),
+            ("decode", 2, 15, 20),
+        ];
+        assert_eq!(told, expected);
+        assert_eq!(clock.times(start + ms(20)).sum(), ms(18), "times count from submission");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The requests that ended last, and how: what a page of the coordinator shows, and where "why was it slow" begins.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use protocol::ids::RequestId;
@@ -14,6 +15,10 @@ use super::request::Request;
 pub struct RequestRecord {
     /// Its name in logs and headers.
     pub request: String,
+    /// The client's own name for it: its header `X-Request-Id`.
+    pub client_request_id: Option<String>,
+    /// Name of its trace, if it is traced.
+    pub trace_id: Option<String>,
     /// `done`, or the kind of error, or for one that is not over its state.
     pub outcome: &'static str,
     /// How long ago that was, in milliseconds; 0 if it is not over.
@@ -24,6 +29,10 @@ pub struct RequestRecord {
     pub prompt_tokens: usize,
     /// Tokens of its answer, all choices together.
     pub generated_tokens: usize,
+    /// Why its choices ended, of those that have: `stop` or `length`.
+    pub finish_reasons: Vec<&'static str>,
+    /// The nodes that it was sent to.
+    pub nodes: Vec<Arc<str>>,
     /// Where its time went, from submission.
     pub phases: PhaseTimes,
 }
@@ -31,8 +40,13 @@ pub struct RequestRecord {
 impl RequestRecord {
     /// Of a request that has come so far, or to that end.
     pub fn new(now: Instant, request: &Request, outcome: &'static str) -> Self {
+        let context = &request.request.about.context;
         Self {
             request: String::new(),
+            client_request_id: context.client_id.clone(),
+            trace_id: context.trace_id().map(|id| id.to_string()),
+            finish_reasons: request.finishes(),
+            nodes: request.served().nodes(),
             outcome,
             age_ms: 0,
             attempts: request.attempt(),
@@ -99,6 +113,15 @@ impl Recent {
     }
 }
 
+impl Recent {
+    /// The requests that have ended and had this name of a client's, the last one first.
+    pub fn called(&self, client_id: &str) -> Vec<RequestId> {
+        let of_name = |ended: &&Ended| ended.record.client_request_id.as_deref() == Some(client_id);
+        let found = self.ended.iter().rev().filter(of_name);
+        found.map(|ended| ended.request).collect()
+    }
+}
+
 impl Ended {
     fn told(&self, now: Instant) -> RequestRecord {
         RequestRecord {
@@ -114,17 +137,14 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::core::fixtures;
     use crate::origin::origin;
 
     fn record(prompt_tokens: usize) -> RequestRecord {
         RequestRecord {
-            request: String::new(),
-            outcome: "done",
-            age_ms: 0,
-            attempts: 1,
+            client_request_id: Some(format!("client-{prompt_tokens}")),
             prompt_tokens,
-            generated_tokens: 2,
-            phases: PhaseTimes::default(),
+            ..fixtures::record()
         }
     }
 
@@ -146,6 +166,8 @@ mod tests {
         assert_eq!(recent.find(later, RequestId(1)), None, "it is gone");
         let found = recent.find(later, RequestId(2)).expect("kept");
         assert_eq!(found.request, "00000000000000000000000000000002");
+        assert_eq!(recent.called("client-3"), [RequestId(3)]);
+        assert!(recent.called("client-1").is_empty(), "it is gone");
         let mut none = Recent::new(0);
         none.push(now, RequestId(1), record(1));
         assert!(none.last(later, 10).is_empty());

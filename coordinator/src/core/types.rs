@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use protocol::context::RequestContext;
 use protocol::control::{StepTiming, WorkDone};
 use protocol::ids::RequestId;
 use protocol::sampling::{PromptLogprob, SampledToken, SamplingParams, StopRules};
 use serde::Serialize;
 use thiserror::Error;
 
+use super::journey::Served;
 use super::phases::PhaseTimes;
 use super::queue::Tenant;
 
@@ -17,6 +19,8 @@ use super::queue::Tenant;
 pub struct ServeRequest {
     /// Name of the request; 128 random bits, never used twice.
     pub id: RequestId,
+    /// Where it comes from; nothing is decided by it.
+    pub about: About,
     /// Whose it is.
     pub tenant: Tenant,
     /// It has to be answered within this time.
@@ -43,6 +47,15 @@ pub struct ServeRequest {
     pub skip_special_tokens: bool,
     /// Report the log-probability of every prompt token, and that many of the most probable alternatives at each.
     pub prompt_logprobs: Option<u8>,
+}
+
+/// Where a request comes from: for logs, traces and records.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct About {
+    /// Its other names; the requests of a call share them.
+    pub context: Arc<RequestContext>,
+    /// When the call arrived; `None`: when it was submitted.
+    pub arrived: Option<Instant>,
 }
 
 /// What happens to a request, in the order in which it happens: at most one `Prefill`; then, for each choice, tokens by
@@ -73,6 +86,8 @@ pub enum ClientEvent {
         /// How.
         completion: Completion,
     },
+    /// Where it was served, told just before the end if it is traced.
+    Served(Box<Served>),
     /// Every choice has ended.
     Done {
         /// When the request came.
@@ -124,6 +139,16 @@ pub enum Finish {
     StopToken(u32),
     /// The given string of `ServeRequest::stop_strings`.
     StopString(String),
+}
+
+impl Finish {
+    /// OpenAI's word for it.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Length => "length",
+            Self::Eos | Self::StopToken(_) | Self::StopString(_) => "stop",
+        }
+    }
 }
 
 /// Why a request could not be answered.
@@ -198,7 +223,7 @@ impl ClientEvent {
     pub fn is_last(&self) -> bool {
         match self {
             Self::Done { .. } | Self::Failed(_) => true,
-            Self::Prefill { .. } | Self::Token { .. } | Self::Ended { .. } => false,
+            Self::Prefill { .. } | Self::Token { .. } | Self::Ended { .. } | Self::Served(_) => false,
         }
     }
 }

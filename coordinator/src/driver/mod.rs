@@ -11,11 +11,13 @@ mod clients;
 pub mod settings;
 pub mod telemetry;
 mod text;
+mod traces;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use config::LogRequests;
 use quinn::Connection;
 use runtime::clock::Clock;
 use runtime::quic::code;
@@ -53,6 +55,8 @@ pub struct DriverSettings {
     pub client_stall_timeout: Duration,
     /// How long running requests may go on after a shutdown was requested.
     pub drain_timeout: Duration,
+    /// Level of the line about a request that has ended.
+    pub log_requests: LogRequests,
 }
 
 /// Everything that can happen to the driver.
@@ -212,9 +216,8 @@ impl Driver {
                 });
             }
             Input::Handle(FromHandle::Order(ordered)) => self.order(now, *ordered),
-            Input::Handle(FromHandle::Decisions(request, reply)) => {
-                let explained = (self.core.request(now, request), self.core.decisions(now, request));
-                if reply.send(explained).is_err() {
+            Input::Handle(FromHandle::Decisions(asked, reply)) => {
+                if reply.send(self.core.explain(now, asked)).is_err() {
                     tracing::trace!("whoever asked for decisions is gone");
                 }
             }
@@ -268,14 +271,15 @@ impl Driver {
         let mut clients = Vec::with_capacity(requests.len());
         let mut call = Vec::with_capacity(requests.len());
         for submitted in requests {
-            clients.push((submitted.request.id, submitted.events));
+            let context = Arc::clone(&submitted.request.about.context);
+            clients.push((submitted.request.id, submitted.events, context));
             call.push((submitted.request, submitted.matcher));
         }
         let admitted = self.core.submit(now, call, &mut self.actions);
-        for (id, events) in clients {
+        for (id, events, context) in clients {
             match &admitted {
                 Ok(()) => self.clients.add(id, events),
-                Err(error) => telemetry::failed(id, error),
+                Err(error) => telemetry::refused(id, &context, error),
             }
         }
         if reply.send(admitted).is_err() {
@@ -405,13 +409,17 @@ impl Driver {
             }
             Action::Emit { request, event } => {
                 if let ClientEvent::Failed(error) = &event {
-                    telemetry::failed(request, error);
+                    telemetry::failed(error);
                 }
                 if let Err(reason) = self.clients.deliver(request, event) {
                     self.facts.push_back(Fact::Cancel { request, reason });
                 }
             }
-            Action::Note { request, note } => telemetry::note(request, &note),
+            Action::Note { request, context, note } => telemetry::note(request, &context, &note),
+            Action::Ended(ended) => {
+                telemetry::ended(self.settings.log_requests, &ended);
+                traces::export(ended);
+            }
             Action::Audited { audit, report } => {
                 if let Some(reply) = self.audits.remove(&audit) {
                     audited(reply, Ok(*report));

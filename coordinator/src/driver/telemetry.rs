@@ -3,9 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use config::LogRequests;
 use metrics::{counter, gauge, histogram};
+use protocol::context::RequestContext;
 use protocol::ids::RequestId;
+use tracing::field::display;
 
+use crate::core::journey::Ended;
+use crate::core::phases::Phase;
 use crate::core::request::{Cause, Note};
 use crate::core::types::{ClusterStatus, NodeStatus, ServeError};
 
@@ -131,20 +136,25 @@ fn label(cause: &Cause) -> &'static str {
     }
 }
 
-pub(super) fn note(request: RequestId, note: &Note) {
+pub(super) fn note(request: RequestId, context: &RequestContext, note: &Note) {
+    let (client_request_id, trace_id) = (context.client_id.as_deref(), context.trace_id().map(display));
     match note {
         Note::Restarted(cause) => {
             counter!(RESTARTS, "cause" => label(cause)).increment(1);
-            tracing::warn!(%request, %cause, "attempt failed before the first token: starting again");
+            tracing::warn!(%request, client_request_id, trace_id, %cause,
+                "attempt failed before the first token: starting again");
         }
         Note::Stranded(cause) => {
             counter!(MIGRATIONS, "cause" => label(cause)).increment(1);
-            tracing::warn!(%request, %cause, "decode leg lost: moving the request");
+            tracing::warn!(%request, client_request_id, trace_id, %cause, "decode leg lost: moving the request");
         }
-        Note::GivenUp(cause) => tracing::warn!(%request, %cause, "the last attempt failed"),
+        Note::GivenUp(cause) => {
+            tracing::warn!(%request, client_request_id, trace_id, %cause, "the last attempt failed");
+        }
         Note::Migrated(stall) => {
             histogram!(MIGRATION_STALL).record(stall.as_secs_f64());
-            tracing::info!(%request, stall_ms = stall.as_millis() as u64, "moved request goes on");
+            let stall_ms = stall.as_millis() as u64;
+            tracing::info!(%request, client_request_id, trace_id, stall_ms, "moved request goes on");
         }
         Note::HandedOff(stats) => {
             counter!(HANDOFF_BYTES).increment(stats.bytes);
@@ -154,12 +164,14 @@ pub(super) fn note(request: RequestId, note: &Note) {
         Note::Wasted => counter!(WASTED_TOKENS).increment(1),
         Note::Disagreement { position } => {
             counter!(DISAGREEMENTS).increment(1);
-            tracing::error!(%request, position, "two nodes sampled different tokens for one position");
+            tracing::error!(%request, client_request_id, trace_id, position,
+                "two nodes sampled different tokens for one position");
         }
         Note::Rejected(error) => {
-            tracing::error!(%request, reason = %error.message, "a node rejects the job as invalid")
+            tracing::error!(%request, client_request_id, trace_id, reason = %error.message,
+                "a node rejects the job as invalid");
         }
-        Note::Ignored(what) => tracing::debug!(%request, what, "ignored"),
+        Note::Ignored(what) => tracing::debug!(%request, client_request_id, trace_id, what, "ignored"),
     }
 }
 
@@ -170,7 +182,49 @@ pub(super) fn late(token: bool) {
     }
 }
 
-pub(super) fn failed(request: RequestId, error: &ServeError) {
+pub(super) fn failed(error: &ServeError) {
     counter!(FAILED_REQUESTS, "kind" => error.kind.as_str()).increment(1);
-    tracing::debug!(%request, kind = error.kind.as_str(), message = %error.message, "request failed");
+}
+
+/// A request that was not taken.
+pub(super) fn refused(request: RequestId, context: &RequestContext, error: &ServeError) {
+    failed(error);
+    let (client_request_id, trace_id) = (context.client_id.as_deref(), context.trace_id().map(display));
+    tracing::debug!(%request, client_request_id, trace_id, outcome = error.kind.as_str(), reason = %error.message,
+        "request refused");
+}
+
+/// The line about a request that has ended, at the level that operators want it at.
+pub(super) fn ended(level: LogRequests, ended: &Ended) {
+    macro_rules! line {
+        ($log:ident) => {{
+            let (record, context) = (&ended.record, &ended.context);
+            let ms = |phase| record.phases.of(phase).as_secs_f64() * 1e3;
+            let nodes: Vec<&str> = record.nodes.iter().map(AsRef::as_ref).collect();
+            tracing::$log!(
+                request = %ended.id,
+                client_request_id = context.client_id.as_deref(),
+                trace_id = context.trace_id().map(display),
+                outcome = record.outcome,
+                reason = ended.error.as_deref(),
+                attempts = record.attempts,
+                nodes = nodes.join(","),
+                prompt_tokens = record.prompt_tokens as u64,
+                generated_tokens = record.generated_tokens as u64,
+                finish_reasons = record.finish_reasons.join(","),
+                queue_ms = ms(Phase::Queue),
+                prefill_queue_ms = ms(Phase::PrefillQueue),
+                prefill_ms = ms(Phase::Prefill),
+                exposed_transfer_ms = ms(Phase::Transfer),
+                decode_queue_ms = ms(Phase::DecodeQueue),
+                decode_ms = ms(Phase::Decode),
+                "request ended"
+            );
+        }};
+    }
+    match level {
+        LogRequests::Debug if tracing::enabled!(tracing::Level::DEBUG) => line!(debug),
+        LogRequests::Info if tracing::enabled!(tracing::Level::INFO) => line!(info),
+        LogRequests::Off | LogRequests::Debug | LogRequests::Info => {}
+    }
 }

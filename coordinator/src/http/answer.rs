@@ -239,7 +239,7 @@ impl Answer {
                 }
                 Step::Done => break,
                 Step::Failed(error) => {
-                    self.timer.failed(error.metric_label());
+                    self.timer.failed(error.metric_label(), &error.message);
                     return Err(error);
                 }
             }
@@ -271,6 +271,7 @@ impl Answer {
                 } => return self.prefilled(request, cached_tokens, prompt_logprobs, queue_us),
                 ClientEvent::Token { choice, token } => return self.token(request, choice, token),
                 ClientEvent::Ended { choice, completion } => return self.ended(request, choice, completion).await,
+                ClientEvent::Served(served) => self.timer.served(*served),
                 ClientEvent::Done { submitted, phases } => {
                     self.timer.finished(submitted, phases);
                     self.running -= 1;
@@ -323,6 +324,7 @@ impl Answer {
         let Some(index) = self.index(request, choice) else {
             return Step::Failed(incomplete());
         };
+        self.timer.choice_ended(&completion);
         let fresh = Attribution::new(false, self.skip_special);
         let attribution = std::mem::replace(&mut self.choices[index].attribution, fresh);
         let (rest, tail) = attribution.finish(&completion);
@@ -331,6 +333,7 @@ impl Answer {
         // its last token.
         while self.open == 0 && self.running > 0 {
             match self.events.next().await {
+                Some((_, ClientEvent::Served(served))) => self.timer.served(*served),
                 Some((_, ClientEvent::Done { submitted, phases })) => {
                     self.timer.finished(submitted, phases);
                     self.running -= 1;

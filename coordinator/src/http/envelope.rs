@@ -1,6 +1,7 @@
 //! What happens to every request and answer, whatever the path: request ids, CORS, API keys, the connection's watch.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use actix_web::body::{BodySize, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -19,6 +20,7 @@ use super::error::{ApiError, ErrorKind, Family};
 use super::keys;
 use super::mindie;
 use super::state::HttpState;
+use super::trace::{CallSpan, ClientId};
 use crate::core::queue::Tenant;
 
 /// Header that carries a request's id, both ways.
@@ -41,8 +43,15 @@ pub async fn envelope(
         connection.working();
     }
     let knows_chunks = request.version() >= Version::HTTP_11;
-    let id = name(&request);
-    tracing::debug!(id, method = %request.method(), path = request.path(), "request");
+    let (id, client) = name(&request);
+    let own = request.extensions().get::<RequestId>().copied();
+    tracing::debug!(
+        request = own.map(display),
+        client_request_id = client.as_deref(),
+        method = %request.method(),
+        path = request.path(),
+        "request"
+    );
     let strict = request
         .app_data::<web::Data<HttpState>>()
         .is_some_and(|state| state.front.strict_mindie);
@@ -64,6 +73,9 @@ pub async fn envelope(
         let head = answer.response_mut().head_mut();
         head.no_chunking(true);
         head.set_connection_type(ConnectionType::Close);
+    }
+    if let Some(span) = answer.request().extensions().get::<CallSpan>() {
+        span.answered(answer.status());
     }
     let headers = answer.headers_mut();
     if let Ok(id) = HeaderValue::from_str(&id) {
@@ -88,9 +100,9 @@ async fn unless_given_up<T>(
     }
 }
 
-/// Names the request: by the client's word, if it is one that a header and a log can carry; otherwise by the
-/// [`RequestId`], which the nodes know it by too.
-fn name(request: &ServiceRequest) -> String {
+/// Names the request, by the [`RequestId`] that the nodes know it by too; and by the client's word, if it is one that a header
+/// and a log can carry. The first of the two returned is what the answer says: the client's word, if there is one.
+fn name(request: &ServiceRequest) -> (String, Option<Arc<str>>) {
     let drawn = request
         .app_data::<web::Data<HttpState>>()
         .and_then(|state| state.draw_id().ok());
@@ -99,7 +111,12 @@ fn name(request: &ServiceRequest) -> String {
     }
     let given = request.headers().get(&REQUEST_ID).and_then(|value| value.to_str().ok());
     let usable = given.filter(|id| !id.is_empty() && id.len() <= MAX_REQUEST_ID);
-    usable.map_or_else(|| drawn.map(|id| id.to_string()).unwrap_or_default(), str::to_owned)
+    let client: Option<Arc<str>> = usable.map(Arc::from);
+    if let Some(id) = &client {
+        request.extensions_mut().insert(ClientId(Arc::clone(id)));
+    }
+    let told = usable.map_or_else(|| drawn.map(|id| id.to_string()).unwrap_or_default(), str::to_owned);
+    (told, client)
 }
 
 fn preflight() -> HttpResponse {
@@ -107,7 +124,8 @@ fn preflight() -> HttpResponse {
         .insert_header((ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"))
         .insert_header((
             ACCESS_CONTROL_ALLOW_HEADERS,
-            "content-type, authorization, x-request-id, x-baton-timeout-ms, x-baton-phases, idempotency-key",
+            "content-type, authorization, x-request-id, x-baton-timeout-ms, x-baton-phases, idempotency-key, \
+             traceparent, tracestate",
         ))
         .insert_header((ACCESS_CONTROL_MAX_AGE, 86_400))
         .finish()

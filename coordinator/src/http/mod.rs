@@ -38,4 +38,5 @@ pub mod state;
 pub mod tgi;
 pub mod tls;
 pub mod tokens;
+pub mod trace;
 pub mod written;

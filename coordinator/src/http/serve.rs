@@ -13,7 +13,7 @@ use super::caller::Caller;
 use super::error::{ApiError, ErrorKind};
 use super::idempotency::Attached;
 use super::state::HttpState;
-use crate::core::types::ServeRequest;
+use crate::core::types::{About, ServeRequest};
 use crate::metrics::RequestTimer;
 
 /// Seeds above this are close to the maximum.
@@ -68,18 +68,16 @@ impl HttpState {
         }
         let caller = drafts.first().map(|draft| draft.caller.clone());
         timer.tell_phases(caller.as_ref().is_some_and(|caller| caller.phases));
-        let requests: Result<Vec<_>, _> = drafts.into_iter().map(|draft| self.request(draft)).collect();
-        let requests = requests.inspect_err(|error| timer.failed(error.metric_label()))?;
-        let prompt_tokens = requests.iter().map(|request| request.token_ids.len()).sum();
-        timer.submitted(
-            prompt_tokens,
-            requests.first().map_or(0, |request| request.stop.max_tokens),
-        );
+        let about = timer.about();
+        let request = |draft| self.request(draft, about.clone());
+        let requests: Result<Vec<_>, _> = drafts.into_iter().map(request).collect();
+        let requests = requests.inspect_err(|error| timer.failed(error.metric_label(), &error.message))?;
+        timer.submitted(&requests);
         let mut answer = Answer::new(&requests, timer);
         match self.submit(caller, requests, &mut answer).await {
             Ok(()) => Ok(answer),
             Err(error) => {
-                answer.timer.failed(error.metric_label());
+                answer.timer.failed(error.metric_label(), &error.message);
                 Err(error)
             }
         }
@@ -115,7 +113,7 @@ impl HttpState {
         }
     }
 
-    fn request(&self, mut draft: Draft) -> Result<ServeRequest, ApiError> {
+    fn request(&self, mut draft: Draft, about: About) -> Result<ServeRequest, ApiError> {
         let (tokens, most) = (draft.tokens.len(), self.lengths.input);
         if tokens == 0 || tokens > most {
             let field = draft.prompt_field;
@@ -138,6 +136,7 @@ impl HttpState {
             draft.sampling.end_token_ids = ends.into_iter().collect();
         }
         Ok(ServeRequest {
+            about,
             id: draft.id,
             tenant: draft.caller.tenant,
             timeout: draft.caller.timeout,

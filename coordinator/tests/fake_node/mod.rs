@@ -14,7 +14,7 @@ use coordinator::control;
 use coordinator::core::ledger::{Detokenizer, TextDecoder};
 use coordinator::core::nodes::TextIdentity;
 use coordinator::core::queue::Tenant;
-use coordinator::core::types::{ClientEvent, ClusterStatus, Completion, ServeRequest};
+use coordinator::core::types::{About, ClientEvent, ClusterStatus, Completion, ServeRequest};
 use coordinator::driver::{Driver, DriverSettings, settings};
 use coordinator::handle::{CoordinatorHandle, RequestStream};
 use protocol::PROTOCOL_VERSION;
@@ -98,6 +98,7 @@ impl Coordinator {
         let shutdown = Shutdown::new();
         let millis = Duration::from_millis;
         let driver_settings = DriverSettings {
+            log_requests: config::LogRequests::Debug,
             stream_buffer_tokens: config.coordinator.stream_buffer_tokens,
             client_stall_timeout: millis(config.coordinator.client_stall_timeout_ms),
             drain_timeout: millis(config.coordinator.drain_timeout_ms),
@@ -395,6 +396,7 @@ pub fn sampled(position: u32, token: char) -> SampledToken {
 
 pub fn request(id: u128, max_tokens: u32) -> ServeRequest {
     ServeRequest {
+        about: About::default(),
         id: RequestId(id),
         tenant: Tenant::default(),
         timeout: Duration::from_secs(3_600),

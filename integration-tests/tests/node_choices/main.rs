@@ -8,6 +8,7 @@ mod scene;
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail, ensure};
+use protocol::context::RequestContext;
 use protocol::control::{Beam, ChoiceStart, DecodeJob, Job, JobEvent, JobUpdate, KvSource, PrefillJob};
 use protocol::ids::{Epoch, RequestId};
 use protocol::sampling::{SampledToken, SamplingParams, StopRules};
@@ -42,6 +43,7 @@ fn sampling() -> SamplingParams {
 fn prefill_job(choices: u32, stop: &StopRules) -> PrefillJob {
     PrefillJob {
         request: RequestId(1),
+        context: RequestContext::default(),
         epoch: Epoch(1),
         token_ids: prompt(3),
         adapter: None,
@@ -61,6 +63,7 @@ fn decode_job(choices: u32, stop: &StopRules) -> DecodeJob {
     };
     DecodeJob {
         request: RequestId(1),
+        context: RequestContext::default(),
         epoch: Epoch(1),
         token_ids: prompt(3),
         adapter: None,

@@ -103,7 +103,7 @@ where
             };
             match result {
                 Err(TransferError::Lost { reason }) if may_redial && !granted => {
-                    tracing::info!(ticket = %open.ticket, reason, "connection was dead: dialling again");
+                    tracing::info!(request = %open.request, ticket = %open.ticket, reason, "connection was dead: dialling again");
                     may_redial = false;
                     session.rewind();
                 }

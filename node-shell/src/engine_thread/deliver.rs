@@ -35,6 +35,8 @@ pub struct TokenEvent {
     pub token: SampledToken,
     /// Its step.
     pub timing: StepTiming,
+    /// Steps that had rows of the sequence since its last token.
+    pub steps: u32,
     /// Tokens of the sequence whose KV came from the prefix cache when it started here.
     pub cached_tokens: u32,
     /// What the model says of the prompt's tokens from the second on, with the first token of a sequence that asked.
@@ -50,6 +52,8 @@ pub struct TokenEvent {
 pub struct ComputedEvent {
     /// The steps.
     pub timing: StepTiming,
+    /// As with [`TokenEvent`].
+    pub steps: u32,
     /// As with [`TokenEvent`].
     pub cached_tokens: u32,
     /// As with [`TokenEvent`].
@@ -84,6 +88,8 @@ pub(super) struct Record {
     queued: Option<Duration>,
     /// Computing since then.
     computed: Duration,
+    /// Steps since then.
+    steps: u32,
     /// The step that was added last: several members of a beam search are in one.
     last_step: u64,
     /// Of a beam search: the steps that led to each position.
@@ -106,6 +112,7 @@ impl Record {
             waiting_since: now,
             queued: None,
             computed: Duration::ZERO,
+            steps: 0,
             last_step: 0,
             positions: Vec::new(),
         }
@@ -126,6 +133,7 @@ impl Record {
     pub(super) fn has_computed(&mut self, step: u64, elapsed: Duration) {
         if self.last_step != step {
             self.computed += elapsed;
+            self.steps = self.steps.saturating_add(1);
             self.last_step = step;
         }
     }
@@ -178,6 +186,7 @@ pub(super) fn deliver(events: &mut Vec<EngineEvent>, records: &mut HashMap<Seque
             } => {
                 let Some(record) = records.get_mut(&id) else { continue };
                 let event = TokenEvent {
+                    steps: std::mem::take(&mut record.steps),
                     token,
                     timing: record.timing(batch_size, now),
                     cached_tokens,
@@ -195,6 +204,7 @@ pub(super) fn deliver(events: &mut Vec<EngineEvent>, records: &mut HashMap<Seque
             } => {
                 let Some(record) = records.get_mut(&id) else { continue };
                 let event = ComputedEvent {
+                    steps: std::mem::take(&mut record.steps),
                     timing: record.timing(batch_size, now),
                     cached_tokens,
                     prompt_logprobs,

@@ -217,7 +217,8 @@ impl World {
                 }
             }
             Action::Emit { request, event } => self.emit(request, event),
-            Action::Note { request, note } => self.noted(request, &note),
+            Action::Note { request, note, .. } => self.noted(request, &note),
+            Action::Ended(_) => {}
             Action::Audited { report, .. } => self.audited(*report),
             Action::Late { .. } => self.tally.late += 1,
         }

@@ -1,11 +1,15 @@
 //! What the cluster is told, and what it says is to be done.
 
+use std::sync::Arc;
+
 use protocol::blocks::BlockAudit;
+use protocol::context::RequestContext;
 use protocol::control::{CacheChange, CoordinatorMessage, Hello, Job, JobEvent, JobUpdate, LoadReport};
 use protocol::ids::RequestId;
 
 use crate::core::admission::AdmissionLimits;
 use crate::core::block_audit::{AuditId, AuditReport};
+use crate::core::journey::Ended;
 use crate::core::nodes::{HealthLimits, LegId, LinkId, PeerName, PrefillCredit, StepLimits, TextIdentity};
 use crate::core::request::{Note, RequestLimits};
 use crate::core::routing::{LocalPrefill, Policy};
@@ -160,9 +164,13 @@ pub enum Action {
     Note {
         /// Whose.
         request: RequestId,
+        /// Its other names.
+        context: Arc<RequestContext>,
         /// What.
         note: Note,
     },
+    /// A request has ended, and its client has been told: for logs and traces.
+    Ended(Box<Ended>),
     /// An audit of the nodes' blocks is over.
     Audited {
         /// Which.

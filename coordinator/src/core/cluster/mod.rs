@@ -20,6 +20,7 @@ use protocol::ids::{RequestId, Role};
 
 pub use self::interface::{Action, ClusterSettings, Fact, is_last};
 pub use self::orders::{Order, OrderError};
+pub use self::shown::{Asked, Explained};
 use crate::core::admission::{Admission, CallId};
 use crate::core::block_audit::BlockAudits;
 use crate::core::decisions::Decisions;
@@ -27,7 +28,7 @@ use crate::core::ledger::{Detokenizer, Ledger};
 use crate::core::nodes::{Leg, LegId, LinkId, Nodes, PeerName};
 use crate::core::prefix_index::Matches;
 use crate::core::queue::{Turn, WaitingQueue};
-use crate::core::recent::{Recent, RequestRecord};
+use crate::core::recent::Recent;
 use crate::core::request::{Cause, Context, Effect, Missing, Request, State};
 use crate::core::routing::Router;
 use crate::core::stop::StopMatcher;
@@ -399,19 +400,16 @@ impl Cluster {
             self.unqueue(id);
             self.stranded.remove(&place);
         }
-        let mut outcome = "done";
+        let mut failed = None;
         for effect in out.drain(..) {
             if let Effect::Emit(ClientEvent::Failed(error)) = &effect {
-                outcome = error.kind.as_str();
+                failed = Some(error.clone());
             }
             self.carry_out(place, effect, actions);
         }
         self.effects = out;
         if finished {
-            if let Some(entry) = self.requests.remove(&id) {
-                self.recent
-                    .push(now, id, RequestRecord::new(now, &entry.request, outcome));
-            }
+            self.ended(now, id, failed, actions);
             self.admission.end(now, call);
         }
     }
@@ -462,7 +460,12 @@ impl Cluster {
             Effect::AwaitDecode => {
                 self.stranded.insert(place);
             }
-            Effect::Note(note) => actions.push(Action::Note { request, note }),
+            Effect::Note(note) => {
+                let entry = self.requests.get(&request);
+                let about = entry.map(|entry| Arc::clone(&entry.request.request.about.context));
+                let context = about.unwrap_or_default();
+                actions.push(Action::Note { request, context, note });
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 //! head of the queue, so a large request gets its blocks in the end.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use protocol::control::Job;
@@ -234,9 +235,12 @@ impl Cluster {
         (prefill, decode): (Option<usize>, Option<usize>),
         candidates: Options,
     ) {
-        let Some(request) = self.requests.get(&id).map(|entry| &entry.request) else {
+        let Some(request) = self.requests.get_mut(&id).map(|entry| &mut entry.request) else {
             return;
         };
+        let prefill = prefill.map(|number| Arc::clone(&candidates.prefill[number].node.name));
+        let decode = decode.map(|number| Arc::clone(&candidates.decode[number].node.name));
+        request.placed(prefill.clone(), decode.clone());
         let decision = Decision {
             request: String::new(),
             attempt: request.attempt(),
@@ -245,8 +249,8 @@ impl Cluster {
             local_prefill: self.router.local().as_str(),
             prompt_tokens: request.request.token_ids.len(),
             way,
-            prefill: prefill.map(|number| candidates.prefill[number].node.name.clone()),
-            decode: decode.map(|number| candidates.decode[number].node.name.clone()),
+            prefill,
+            decode,
             remote_us: candidates.remote_us(),
             local_us: candidates.local_us(),
             candidates,

@@ -378,6 +378,7 @@ impl Request {
             return self.give_up(cause, ctx);
         }
         self.restarts += 1;
+        self.note_incident(now, "restart", &cause);
         self.release_all(ctx.out);
         self.avoid = ctx.node.map(|node| node.node.clone());
         self.state = State::Queued;
@@ -391,6 +392,7 @@ impl Request {
             return self.give_up(cause, ctx);
         }
         self.migrations += 1;
+        self.note_incident(now, "migration", &cause);
         self.release_all(ctx.out);
         self.avoid = ctx.node.map(|node| node.node.clone());
         self.state = State::Stranded;
@@ -423,8 +425,8 @@ impl Request {
 
     fn give_up(&mut self, cause: Cause, ctx: &mut Context<'_>) {
         let (kind, message) = cause.to_client();
-        self.fail(kind, message, ctx.out);
         ctx.out.push(Effect::Note(Note::GivenUp(cause)));
+        self.fail(kind, message, ctx.out);
     }
 
     /// The time of the current state is over. `missing`: what a request that waits is waiting for.

@@ -51,6 +51,7 @@ impl Request {
 
     pub(super) fn next_attempt(&mut self) {
         self.epoch = Epoch(self.epoch.0 + 1);
+        self.phases.next_attempt();
     }
 
     pub(super) fn prefill_job(
@@ -62,6 +63,7 @@ impl Request {
         self.prefill_sent = Some(now);
         PrefillJob {
             request: self.request.id,
+            context: self.request.about.context.as_ref().clone(),
             epoch: self.epoch,
             token_ids: self.request.token_ids.to_vec(),
             adapter: self.request.adapter.clone(),
@@ -81,6 +83,7 @@ impl Request {
         let handoff = limits.reserve_timeout + limits.prefill_timeout + limits.handoff_timeout;
         DecodeJob {
             request: self.request.id,
+            context: self.request.about.context.as_ref().clone(),
             epoch: self.epoch,
             token_ids: self.request.token_ids.to_vec(),
             adapter: self.request.adapter.clone(),

@@ -24,6 +24,7 @@ mod beams;
 mod cause;
 mod facts;
 mod jobs;
+mod journey;
 mod local;
 
 pub use self::cause::Cause;
@@ -36,6 +37,7 @@ use protocol::control::{Beam, HandoffStats, Hello, JobError, PrefillJob, StepTim
 use protocol::ids::{Epoch, NodeId};
 use protocol::sampling::SampledToken;
 
+use super::journey::Served;
 use super::ledger::{Ledger, Verdict};
 use super::nodes::{Held, LegId};
 use super::phases::{PhaseTimes, PhaseTracker};
@@ -248,11 +250,16 @@ pub struct Request {
     /// Node of the last failed attempt.
     avoid: Option<NodeId>,
     phases: PhaseTracker,
+    served: Served,
 }
 
 impl Request {
     /// A request that has just been admitted.
     pub fn new(now: Instant, request: ServeRequest, ledgers: Vec<Ledger>, limits: &RequestLimits) -> Self {
+        let mut phases = PhaseTracker::new(now);
+        if request.about.context.trace.is_some() {
+            phases.write_down(request.about.arrived.unwrap_or(now));
+        }
         Self {
             state: State::Queued,
             open: ledgers.len(),
@@ -268,7 +275,8 @@ impl Request {
             restarts: 0,
             migrations: 0,
             avoid: None,
-            phases: PhaseTracker::new(now),
+            phases,
+            served: Served::default(),
         }
     }
 
@@ -363,6 +371,7 @@ impl Request {
         self.release_all(out);
         self.state = State::Finished;
         let (submitted, phases) = (self.submitted, self.phases.times(now));
+        self.tell_served(out);
         out.push(Effect::Emit(ClientEvent::Done { submitted, phases }));
     }
 
@@ -371,6 +380,7 @@ impl Request {
         if self.state != State::Finished {
             self.release_all(out);
             self.state = State::Finished;
+            self.tell_served(out);
             out.push(Effect::Emit(ClientEvent::Failed(ServeError::new(kind, message))));
         }
     }

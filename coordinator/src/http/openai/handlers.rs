@@ -26,7 +26,7 @@ use crate::metrics::RequestTimer;
 /// `POST /v1/completions`.
 pub async fn completions(request: HttpRequest, payload: Payload, state: Data<HttpState>) -> HttpResponse {
     let checked = check(&request, payload, &state);
-    handle(&state, checked, async |checked, timer| {
+    handle(&request, &state, checked, async |checked, timer| {
         answer(checked, timer, &state).await
     })
     .await
@@ -34,15 +34,16 @@ pub async fn completions(request: HttpRequest, payload: Payload, state: Data<Htt
 
 /// Checks a request, then answers it; what goes wrong is told in OpenAI's form.
 pub async fn handle<T>(
+    request: &HttpRequest,
     state: &HttpState,
     checked: impl Future<Output = Result<T, ApiError>>,
     answer: impl AsyncFnOnce(T, RequestTimer) -> Result<HttpResponse, ApiError>,
 ) -> HttpResponse {
-    let mut timer = state.metrics.arrived();
+    let mut timer = state.metrics.arrived(request);
     let answered = match checked.await {
         Ok(checked) => answer(checked, timer).await,
         Err(error) => {
-            timer.failed(error.metric_label());
+            timer.failed(error.metric_label(), &error.message);
             Err(error)
         }
     };

@@ -45,11 +45,11 @@ pub async fn root(request: HttpRequest, payload: Payload, state: Data<HttpState>
 }
 
 async fn handle(request: &HttpRequest, payload: Payload, state: &HttpState, shape: Shape) -> HttpResponse {
-    let mut timer = state.metrics.arrived();
+    let mut timer = state.metrics.arrived(request);
     let checked = match check(request, payload, state, shape).await {
         Ok(checked) => checked,
         Err(error) => {
-            timer.failed(error.metric_label());
+            timer.failed(error.metric_label(), &error.message);
             return error.respond(Family::Tgi);
         }
     };

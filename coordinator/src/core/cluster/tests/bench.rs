@@ -301,6 +301,7 @@ impl Bench {
                 | Action::Refuse { .. }
                 | Action::Close { .. }
                 | Action::Note { .. }
+                | Action::Ended(_)
                 | Action::Audited { .. }
                 | Action::Late { .. } => {}
             }
@@ -441,6 +442,7 @@ impl Bench {
                 ClientEvent::Prefill { .. }
                 | ClientEvent::Token { .. }
                 | ClientEvent::Ended { .. }
+                | ClientEvent::Served(_)
                 | ClientEvent::Done { .. }
                 | ClientEvent::Failed(_) => {}
             }
@@ -462,12 +464,11 @@ impl Bench {
 
     /// How each choice has ended, in the order of the ends.
     pub(super) fn completions(&self, request: u128) -> Vec<(u32, Completion)> {
-        let ended = |event: &ClientEvent| match event {
-            ClientEvent::Ended { choice, completion } => Some((*choice, completion.clone())),
-            ClientEvent::Prefill { .. }
-            | ClientEvent::Token { .. }
-            | ClientEvent::Done { .. }
-            | ClientEvent::Failed(_) => None,
+        let ended = |event: &ClientEvent| {
+            let ClientEvent::Ended { choice, completion } = event else {
+                return None;
+            };
+            Some((*choice, completion.clone()))
         };
         self.events(request).iter().filter_map(ended).collect()
     }

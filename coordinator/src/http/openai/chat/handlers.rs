@@ -25,7 +25,7 @@ use crate::metrics::RequestTimer;
 /// `POST /v1/chat/completions`.
 pub async fn chat_completions(request: HttpRequest, payload: Payload, state: Data<HttpState>) -> HttpResponse {
     let checked = check(&request, payload, &state);
-    handle(&state, checked, async |checked, timer| {
+    handle(&request, &state, checked, async |checked, timer| {
         answer(checked, timer, &state).await
     })
     .await

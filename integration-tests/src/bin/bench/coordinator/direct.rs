@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use config::{ClusterConfig, TransferConfig};
 use model_files::TextModel;
 use protocol::codec::MAX_CONTROL_BYTES;
+use protocol::context::RequestContext;
 use protocol::control::{
     ChoiceStart, CoordinatorMessage, DecodeJob, HandoffTarget, Job, JobEvent, KvSource, NodeMessage, PrefillJob,
 };
@@ -81,6 +82,7 @@ impl Direct {
         let from = Clock.now();
         let decode = DecodeJob {
             request: RequestId(1),
+            context: RequestContext::default(),
             epoch: Epoch(1),
             token_ids: prompt.to_vec(),
             adapter: None,
@@ -101,6 +103,7 @@ impl Direct {
         );
         let prefill = PrefillJob {
             request: RequestId(1),
+            context: RequestContext::default(),
             epoch: Epoch(1),
             token_ids: prompt.to_vec(),
             adapter: None,

@@ -5,6 +5,7 @@
 mod client;
 mod direct;
 mod nodes;
+mod traces;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -48,6 +49,13 @@ pub(crate) struct Args {
     /// Another setting of the coordinator, SECTION.FIELD=VALUE; may be repeated.
     #[arg(long, value_name = "SETTING")]
     set: Vec<String>,
+    /// Measure what traces cost instead, with prompts of the first length: every request traced and exported to a collector on
+    /// this machine, against none, in turns.
+    #[arg(long)]
+    traces: bool,
+    /// With --traces: so many windows of each kind.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=100))]
+    rounds: u16,
     /// Write all figures to a file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -62,13 +70,16 @@ async fn measure(args: &Args) -> Result<Value> {
     let folder = tempfile::tempdir()?;
     let model = widened(&args.model, folder.path())?;
     let text = ModelFiles::open(&model)?.text()?;
+    if args.traces {
+        return traces::measure(args, &model, &text).await;
+    }
     let mut rows = Vec::new();
-    let mut bench = Bench::start(args, &model, &text, false).await?;
+    let mut bench = Bench::start(args, &model, &text, (false, None)).await?;
     for tokens in &args.prompts {
         rows.push(bench.speed(args, &text, *tokens).await?);
     }
     drop(bench);
-    let mut full = Bench::start(args, &model, &text, true).await?;
+    let mut full = Bench::start(args, &model, &text, (true, None)).await?;
     let memory = full.memory(args).await?;
     Ok(json!({ "rows": rows, "memory": memory }))
 }
@@ -100,7 +111,13 @@ struct Bench {
 }
 
 impl Bench {
-    async fn start(args: &Args, model: &Path, text: &TextModel, full: bool) -> Result<Self> {
+    /// `full`: the decode node has no blocks. `setting`: one more of the coordinator.
+    async fn start(
+        args: &Args,
+        model: &Path,
+        text: &TextModel,
+        (full, setting): (bool, Option<String>),
+    ) -> Result<Self> {
         let room = args.waiting.max(u32::from(args.connections)) + 64;
         let mut spec = ClusterSpec {
             prefill: 1,
@@ -115,7 +132,7 @@ impl Bench {
         .set("coordinator.queue_timeout_ms=600000")
         // The fakes report once, and would be taken for nodes that hang.
         .set("coordinator.node_stall_ms=600000");
-        spec.settings.extend(args.set.iter().cloned());
+        spec.settings.extend(args.set.iter().cloned().chain(setting));
         let mut cluster = Cluster::without_nodes(spec)?;
         cluster.start_coordinator()?;
         let certs = cluster.dir().join("certs");
@@ -163,32 +180,12 @@ impl Bench {
                 direct.push(1e3 * self.direct.ask(&ids, ANSWER).await?.as_secs_f64());
             }
         }
-        let pid = self.cluster.process("coordinator")?.pid();
-        let (cpu_before, from) = (cpu_of(pid)?, Clock.now());
-        let mut workers = JoinSet::new();
-        for _ in 0..args.connections {
-            let asked = asked.clone();
-            workers.spawn(async move {
-                let (mut connection, mut count) = (Connection::open(port).await?, 0_u64);
-                while from.elapsed() < window {
-                    connection.ask(&asked).await?;
-                    count += 1;
-                }
-                anyhow::Ok(count)
-            });
-        }
-        let mut answered = 0;
-        while let Some(count) = workers.join_next().await {
-            answered += count??;
-        }
-        let seconds = from.elapsed().as_secs_f64();
-        let cpu_us = 1e6 * (cpu_of(pid)? - cpu_before) / answered as f64;
+        let (rate, cpu_us) = throughput(&mut self.cluster, &asked, args.connections, window).await?;
         latencies.sort_by(f64::total_cmp);
         let p99 = latencies[(latencies.len() * 99 / 100).min(latencies.len() - 1)];
         let p50 = median(latencies);
         let nodes_p50 = median(direct);
         let added_p50 = p50 - nodes_p50;
-        let rate = answered as f64 / seconds;
         println!(
             "prompts of {tokens:>6} tokens: {rate:>7.0} requests/s over {} connections, {cpu_us:>7.1} us of the coordinator's CPU each; \
              alone p50 {p50:.3} ms, p99 {p99:.3} ms; the nodes without it p50 {nodes_p50:.3} ms, so it adds {added_p50:.3} ms",
@@ -233,6 +230,31 @@ impl Bench {
         );
         Ok(json!({ "waiting": waiting, "bytes_each": each }))
     }
+}
+
+/// Requests per second over so many connections, and microseconds of the coordinator's CPU for each.
+async fn throughput(cluster: &mut Cluster, asked: &[u8], connections: u16, window: Duration) -> Result<(f64, f64)> {
+    let (pid, port) = (cluster.process("coordinator")?.pid(), cluster.http_port());
+    let (cpu_before, from) = (cpu_of(pid)?, Clock.now());
+    let mut workers = JoinSet::new();
+    for _ in 0..connections {
+        let asked = asked.to_vec();
+        workers.spawn(async move {
+            let (mut connection, mut count) = (Connection::open(port).await?, 0_u64);
+            while from.elapsed() < window {
+                connection.ask(&asked).await?;
+                count += 1;
+            }
+            anyhow::Ok(count)
+        });
+    }
+    let mut answered = 0;
+    while let Some(count) = workers.join_next().await {
+        answered += count??;
+    }
+    let seconds = from.elapsed().as_secs_f64();
+    let cpu_us = 1e6 * (cpu_of(pid)? - cpu_before) / answered as f64;
+    Ok((answered as f64 / seconds, cpu_us))
 }
 
 /// Waits until the coordinator answers at all.

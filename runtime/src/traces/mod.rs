@@ -1,0 +1,205 @@
+//! Traces: spans of this process on their way to an OpenTelemetry collector.
+//!
+//! Life of a span:
+//! 1. Something is traced if its [`TraceContext`] says so; [`Tracer::begin`] decides that once, where a call enters the
+//!    cluster.
+//! 2. What happened is a [`Span`] once it is over, made from times that were taken anyway. [`Tracer::report`] puts the work of
+//!    making it into a bounded queue and never waits: what finds the queue full is dropped and counted.
+//! 3. A thread of its own makes the spans, encodes them and sends them in batches by OTLP over HTTP. A collector that is
+//!    slow, dead or wrong costs spans, and nothing else.
+//! 4. [`TracesHandle::close`] sends what waits, within a deadline.
+//!
+//! Without a collector in the configuration there is no [`tracer`], and nothing is made.
+
+mod export;
+mod span;
+
+use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use config::TelemetryConfig;
+use metrics::counter;
+use opentelemetry::trace::{SpanKind as Kind, TraceState};
+use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, Sampler, SamplingDecision, ShouldSample};
+use protocol::context::{TraceContext, TraceParent};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+pub use self::span::{Span, SpanEvent};
+use crate::telemetry::TelemetryError;
+pub use opentelemetry::trace::SpanKind;
+pub use opentelemetry::{Array, KeyValue, StringValue, Value};
+
+/// Spans that a collector has taken.
+pub const EXPORTED: &str = "baton_trace_spans_exported_total";
+/// Spans that were lost, by `reason`: `queue` (too many waited), `export` (the collector did not take them).
+pub const DROPPED: &str = "baton_trace_spans_dropped_total";
+/// Longest `tracestate` that is passed on, in bytes: as much as the specification wants carried.
+const MAX_STATE: usize = 512;
+/// How long after its deadline the thread may take to end.
+const GRACE: Duration = Duration::from_millis(200);
+
+static TRACER: OnceLock<Tracer> = OnceLock::new();
+
+/// What makes spans in a report.
+type Make = Box<dyn FnOnce(&mut Vec<Span>) + Send>;
+
+/// Spans that are to be made and exported.
+struct Report {
+    spans: usize,
+    make: Make,
+}
+
+/// The way to the collector.
+pub struct Tracer {
+    queue: mpsc::Sender<Report>,
+    /// Spans in `queue`.
+    waiting: Arc<AtomicUsize>,
+    most: usize,
+    sampler: Sampler,
+}
+
+/// Who this process is in traces.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// What it does, for example `coordinator`.
+    pub role: &'static str,
+    /// Its name among those of its kind.
+    pub instance: String,
+}
+
+/// The span of a call that has just come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Begun {
+    /// The span itself: the parent of all that is done for the call.
+    pub context: TraceContext,
+    /// The client's span.
+    pub parent: Option<u64>,
+}
+
+/// The process's tracer; `None` if nothing is traced.
+pub fn tracer() -> Option<&'static Tracer> {
+    TRACER.get()
+}
+
+/// Ends the export.
+pub struct TracesHandle {
+    stop: CancellationToken,
+    ended: oneshot::Receiver<()>,
+    deadline: Duration,
+}
+
+impl TracesHandle {
+    /// Exports what waits, for at most `telemetry.trace_export_timeout_ms`.
+    pub async fn close(self) {
+        self.stop.cancel();
+        if timeout(self.deadline + GRACE, self.ended).await.is_err() {
+            tracing::warn!("the collector did not take the last spans in time");
+        }
+    }
+}
+
+/// Starts the export to the configured collector, once per process; `None` if none is configured.
+///
+/// # Errors
+/// There is an export already, or the system gives no thread.
+pub fn install(telemetry: &TelemetryConfig, service: &Service) -> Result<Option<TracesHandle>, TelemetryError> {
+    if telemetry.otlp_endpoint.is_empty() {
+        return Ok(None);
+    }
+    let failed = |reason: String| TelemetryError::Traces { reason };
+    let waiting = Arc::new(AtomicUsize::new(0));
+    // Each report is of at least one span.
+    let (queue, reports) = mpsc::channel(telemetry.trace_queue_spans);
+    let ratio = f64::from(telemetry.traces_per_million) / 1e6;
+    let tracer = Tracer {
+        queue,
+        waiting: Arc::clone(&waiting),
+        most: telemetry.trace_queue_spans,
+        sampler: Sampler::TraceIdRatioBased(ratio),
+    };
+    let exporter = export::Exporter::new(telemetry, service).map_err(failed)?;
+    TRACER
+        .set(tracer)
+        .map_err(|_| failed("they are set up already".to_owned()))?;
+    let stop = CancellationToken::new();
+    let (sender, ended) = oneshot::channel();
+    let stopped = stop.clone();
+    let run = move || {
+        let _ended = sender;
+        exporter.run(reports, &waiting, &stopped);
+    };
+    std::thread::Builder::new()
+        .name("traces".to_owned())
+        .spawn(run)
+        .map_err(|error| failed(error.to_string()))?;
+    tracing::info!(collector = telemetry.otlp_endpoint, "traces are exported");
+    let deadline = Duration::from_millis(telemetry.trace_export_timeout_ms);
+    Ok(Some(TracesHandle { stop, ended, deadline }))
+}
+
+impl Tracer {
+    /// Decides whether a call is traced: as its parent is, or by chance if it has none. The headers are taken as W3C Trace
+    /// Context wants them: a malformed `parent` counts as none, a malformed `state` as empty.
+    pub fn begin(&self, parent: Option<&str>, state: Option<&str>) -> Option<Begun> {
+        let parent = parent.and_then(TraceParent::parse);
+        let ids = RandomIdGenerator::default();
+        let (trace_id, state) = match parent {
+            Some(parent) if !parent.sampled => return None,
+            Some(parent) => (parent.trace_id, state.map_or_else(String::new, valid_state)),
+            None => {
+                let trace_id = ids.new_trace_id();
+                let sampled = self.sampler.should_sample(None, trace_id, "", &Kind::Server, &[], &[]);
+                if sampled.decision != SamplingDecision::RecordAndSample {
+                    return None;
+                }
+                (u128::from_be_bytes(trace_id.to_bytes()).max(1), String::new())
+            }
+        };
+        let span_id = new_span_id();
+        let context = TraceContext {
+            trace_id,
+            span_id,
+            state,
+        };
+        Some(Begun {
+            context,
+            parent: parent.map(|parent| parent.span_id),
+        })
+    }
+
+    /// Has `make` add exactly `spans` spans, on another thread, for export. Never waits.
+    pub fn report(&self, spans: usize, make: impl FnOnce(&mut Vec<Span>) + Send + 'static) {
+        if spans == 0 {
+            return;
+        }
+        let before = self.waiting.fetch_add(spans, Ordering::Relaxed);
+        let make: Make = Box::new(make);
+        if before + spans > self.most || self.queue.try_send(Report { spans, make }).is_err() {
+            self.waiting.fetch_sub(spans, Ordering::Relaxed);
+            dropped("queue", spans);
+        }
+    }
+}
+
+/// A name for a span; never 0.
+pub(crate) fn new_span_id() -> u64 {
+    u64::from_be_bytes(RandomIdGenerator::default().new_span_id().to_bytes()).max(1)
+}
+
+fn dropped(reason: &'static str, spans: usize) {
+    counter!(DROPPED, "reason" => reason).increment(spans as u64);
+}
+
+/// `state`, if it can be passed on.
+fn valid_state(state: &str) -> String {
+    let state = state.trim_matches([' ', '\t']);
+    let valid = state.len() <= MAX_STATE && TraceState::from_str(state).is_ok();
+    if valid { state.to_owned() } else { String::new() }
+}
+
+#[cfg(test)]
+mod tests;
