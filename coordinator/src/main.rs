@@ -112,7 +112,7 @@ fn worker_threads() -> usize {
 
 async fn run(mut config: Config) -> anyhow::Result<()> {
     let shutdown = Shutdown::on_signals().context("cannot install signal handlers")?;
-    let metrics = telemetry::install_metrics()?;
+    let metrics = telemetry::install_metrics(&coordinator::metrics::measures())?;
     let endpoint = open_endpoint(&config).await?;
     tokio::select! {
         here = model_hub::localise(&mut config.model, Need::Text) => here.context("model.path")?,
@@ -245,6 +245,7 @@ fn open_http(
     handle: CoordinatorHandle,
     metrics: MetricsHandle,
 ) -> anyhow::Result<HttpFront> {
+    tokio::spawn(metrics.clone().fold());
     let render = Arc::new(move || metrics.render());
     let state = Data::new(HttpState::new(config, text, Arc::new(handle), render));
     let (host, port) = (&config.coordinator.http_host, config.coordinator.http_port);

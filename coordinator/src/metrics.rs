@@ -3,6 +3,10 @@
 //!
 //! Three families of names, because three kinds of dashboards exist: `baton_*` with vLLM's words, TGI's `tgi_*`, and the
 //! plain words of the server that the API is modelled on. A number that goes by several names is recorded once here.
+//! [`measures`] says what each name means; docs/metrics.md is made from it.
+
+pub mod nodes;
+mod table;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,19 +14,30 @@ use std::time::{Duration, Instant};
 use actix_web::HttpRequest;
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use protocol::context::RequestContext;
+use protocol::ids::Role;
 use runtime::clock::Clock;
 
 use crate::core::journey::Served;
 use crate::core::phases::{Phase, PhaseTimes};
-use crate::core::types::{About, ClusterStatus, Completion, ServeRequest};
+use crate::core::types::{About, ClusterStatus, Completion, NodeStatus, ServeRequest};
 use crate::http::trace::{Asked, CallSpan, client_id};
 
+pub use self::table::measures;
+
 /// Requests that came in, refused ones included.
-pub const REQUESTS: [&str; 2] = ["tgi_request_count", "request_received_total"];
+pub const REQUESTS: [&str; 3] = ["baton_requests_total", "tgi_request_count", "request_received_total"];
 /// Requests answered in full.
-pub const SUCCESSES: [&str; 2] = ["tgi_request_success", "request_success_total"];
+pub const SUCCESSES: [&str; 3] = [
+    "baton_request_success_total",
+    "tgi_request_success",
+    "request_success_total",
+];
 /// Requests not answered; label `err` is TGI's error type, or `cancelled` if the client left.
-pub const FAILURES: [&str; 2] = ["tgi_request_failure", "request_failed_total"];
+pub const FAILURES: [&str; 3] = [
+    "baton_request_failure_total",
+    "tgi_request_failure",
+    "request_failed_total",
+];
 /// Prompt tokens of admitted requests.
 pub const PROMPT_TOKENS: [&str; 2] = ["baton_prompt_tokens_total", "prompt_tokens_total"];
 /// Tokens handed to clients.
@@ -59,11 +74,36 @@ pub const WAITING: [&str; 3] = ["baton_num_requests_waiting", "num_requests_wait
 pub const RUNNING: [&str; 2] = ["baton_num_requests_running", "num_requests_running"];
 /// Sequences in the decode nodes' batches.
 pub const BATCH_SIZE: &str = "tgi_batch_current_size";
+/// Tokens for which the sequences on decode nodes own KV blocks.
+pub const BATCH_TOKENS: &str = "tgi_batch_current_max_tokens";
+/// Steps of nodes while this coordinator watched; label `method`.
+pub const BATCH_STEPS: &str = "tgi_batch_inference_count";
 /// Connected nodes, label `role`.
 pub const NODES: &str = "baton_nodes";
+/// Bytes that the requests in the coordinator's queue are charged for.
+pub const QUEUED_BYTES: &str = "baton_queued_bytes";
+/// Sequences on decode nodes that had started and wait since they lost their blocks.
+pub const SWAPPED: &str = "num_requests_swapped";
+/// Preemptions on decode nodes while this coordinator watched.
+pub const PREEMPTIONS: &str = "num_preemptions_total";
+/// Part of the decode nodes' blocks that is owned, 0 to 1.
+pub const CACHE_USAGE: &str = "npu_cache_usage_perc";
+/// Part of the tokens found in the decode nodes' prefix caches, 0 to 1.
+pub const CACHE_HIT_RATE: &str = "npu_prefix_cache_hit_rate";
 
 /// The value of label `err` of a request whose client went away.
 const CANCELLED: &str = "cancelled";
+
+/// Values of the label `err`.
+const ERRORS: [&str; 7] = [
+    "validation",
+    "overloaded",
+    "unavailable",
+    "generation",
+    "incomplete_generation",
+    "healthcheck",
+    CANCELLED,
+];
 
 /// Handles of all request metrics, made once: recording takes no look-up.
 pub struct RequestMetrics {
@@ -88,6 +128,14 @@ pub struct RequestMetrics {
     waiting: Vec<Gauge>,
     running: Vec<Gauge>,
     batch_size: Gauge,
+    batch_tokens: Gauge,
+    prefill_steps: Counter,
+    decode_steps: Counter,
+    queued_bytes: Gauge,
+    swapped: Gauge,
+    preemptions: Counter,
+    cache_usage: Gauge,
+    cache_hit_rate: Gauge,
 }
 
 impl RequestMetrics {
@@ -101,12 +149,12 @@ impl RequestMetrics {
         };
         let one = |name: &'static str| histogram!(name, "model_name" => model.to_owned());
         let histograms = |names: &[&'static str]| names.iter().map(|name| one(name)).collect();
-        let gauges = |names: &[&'static str]| {
-            names
-                .iter()
-                .map(|name| gauge!(*name, "model_name" => model.to_owned()))
-                .collect()
-        };
+        let gauge = |name: &'static str| gauge!(name, "model_name" => model.to_owned());
+        let gauges = |names: &[&'static str]| names.iter().map(|name| gauge(name)).collect();
+        let steps = |method: &'static str| counter!(BATCH_STEPS, "model_name" => model.to_owned(), "method" => method);
+        for (name, err) in FAILURES.iter().flat_map(|name| ERRORS.map(|err| (*name, err))) {
+            counter!(name, "model_name" => model.to_owned(), "err" => err).increment(0);
+        }
         Self {
             model: model.to_owned(),
             clock,
@@ -130,7 +178,15 @@ impl RequestMetrics {
             max_new_tokens: one(MAX_NEW_TOKENS),
             waiting: gauges(&WAITING),
             running: gauges(&RUNNING),
-            batch_size: gauge!(BATCH_SIZE, "model_name" => model.to_owned()),
+            batch_size: gauge(BATCH_SIZE),
+            batch_tokens: gauge(BATCH_TOKENS),
+            prefill_steps: steps("prefill"),
+            decode_steps: steps("decode"),
+            queued_bytes: gauge(QUEUED_BYTES),
+            swapped: gauge(SWAPPED),
+            preemptions: counter!(PREEMPTIONS, "model_name" => model.to_owned()),
+            cache_usage: gauge(CACHE_USAGE),
+            cache_hit_rate: gauge(CACHE_HIT_RATE),
         }
     }
 
@@ -165,13 +221,34 @@ impl RequestMetrics {
     pub fn observe(&self, status: &ClusterStatus) {
         set(&self.waiting, status.queued);
         set(&self.running, status.running);
-        let of_role = |role: protocol::ids::Role| status.nodes.iter().filter(move |node| node.role.may_act_as(role));
-        let decode = protocol::ids::Role::Decode;
-        self.batch_size
-            .set(of_role(decode).map(|node| f64::from(node.running)).sum::<f64>());
-        for role in [protocol::ids::Role::Prefill, decode] {
+        self.queued_bytes.set(status.queued_bytes as f64);
+        let of_role = |role: Role| status.nodes.iter().filter(move |node| node.role.may_act_as(role));
+        for role in [Role::Prefill, Role::Decode] {
             gauge!(NODES, "role" => role.as_str()).set(of_role(role).count() as f64);
         }
+        self.observe_decode(&of_role(Role::Decode).collect::<Vec<_>>());
+        self.prefill_steps.absolute(status.watched.prefill_steps);
+        self.decode_steps.absolute(status.watched.decode_steps);
+        self.preemptions.absolute(status.watched.decode_preemptions);
+    }
+
+    /// Sets the gauges that stand for all nodes that generate.
+    fn observe_decode(&self, nodes: &[&NodeStatus]) {
+        let sum = |of: fn(&NodeStatus) -> f64| nodes.iter().map(|node| of(node)).sum::<f64>();
+        let ratio = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+        let owned = sum(|node| f64::from(node.owned_blocks));
+        self.batch_size.set(sum(|node| f64::from(node.running)));
+        self.batch_tokens.set(sum(|node| {
+            let block_tokens = node.pool_tokens as f64 / f64::from(node.total_blocks.max(1));
+            f64::from(node.owned_blocks) * block_tokens
+        }));
+        self.swapped.set(sum(|node| f64::from(node.preempted)));
+        self.cache_usage
+            .set(ratio(owned, sum(|node| f64::from(node.total_blocks))));
+        self.cache_hit_rate.set(ratio(
+            sum(|node| node.done.cache_hit_tokens as f64),
+            sum(|node| node.done.cache_queried_tokens as f64),
+        ));
     }
 }
 
@@ -203,6 +280,7 @@ pub struct RequestTimer {
     span: Option<CallSpan>,
     arrived: Instant,
     submitted: Option<Instant>,
+    /// When the first token was on its way.
     first: Option<Instant>,
     /// When each choice had its last token.
     last: Vec<Option<Instant>>,
@@ -343,13 +421,15 @@ impl RequestTimer {
         Some(phases)
     }
 
-    /// The phases, if the client wants to know them, as the value of a header `Server-Timing`: milliseconds.
+    /// The phases, the time to first token and all the time up to now, if the client wants to know them, as the value of a header
+    /// `Server-Timing`: milliseconds.
     pub fn server_timing(&self) -> Option<String> {
         let now = self.metrics.clock.now();
         let phases = self.phases(now).filter(|_| self.tells_phases)?;
         let known = Phase::ALL.iter().filter(|phase| **phase != Phase::ClientWrite);
         let told = known.map(|phase| (phase.as_str(), phases.of(*phase)));
-        let all = told.chain([("total", now - self.arrived)]);
+        let first = self.first.map(|first| ("ttft", first - self.arrived));
+        let all = told.chain(first).chain([("total", now - self.arrived)]);
         let entries: Vec<String> = all
             .map(|(name, time)| format!("{name};dur={:.3}", time.as_secs_f64() * 1e3))
             .collect();

@@ -14,6 +14,7 @@ use protocol::control::{ChoiceStart, DecodeJob, Job, JobErrorKind, JobEvent, KvS
 use protocol::ids::Ticket;
 use protocol::sampling::StopRules;
 use protocol::transfer::PushCommit;
+use runtime::measure::Measure;
 use runtime::quic::Link;
 use tokio::time::timeout_at;
 use tracing::field::display;
@@ -334,6 +335,10 @@ impl NodeRole for DecodeRole {
 
     async fn serve_kv(&self, link: Link) {
         self.receiver.serve(link).await;
+    }
+
+    fn measures() -> Vec<Measure> {
+        kv_transfer::stats::RECEIVING.to_vec()
     }
 
     fn moved(&self) -> MovedBytes {

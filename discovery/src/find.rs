@@ -20,7 +20,7 @@ use crate::etcd::{Change, Etcd, EtcdError};
 use crate::register::{METRIC_FAILURES, coordinators};
 
 /// Gauge: coordinators that are known.
-const METRIC_KNOWN: &str = "baton_discovery_coordinators";
+pub(crate) const METRIC_KNOWN: &str = "baton_discovery_coordinators";
 /// The name of etcd among the sources.
 const ETCD: &str = "etcd";
 
@@ -89,6 +89,7 @@ pub fn find(
     let refresh = Duration::from_millis(config.refresh_ms);
     match config.method {
         DiscoveryMethod::Static => {
+            gauge!(METRIC_KNOWN).set(listed.len() as f64);
             board.found.send_replace(listed.iter().cloned().collect());
             // The list never changes: the channel stays open for as long as anybody listens.
             tokio::spawn(async move { board.found.closed().await });

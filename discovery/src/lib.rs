@@ -13,6 +13,7 @@ pub mod etcd;
 mod find;
 mod register;
 
+use runtime::measure::Measure;
 use thiserror::Error;
 
 pub use find::{Found, Resolve, SystemResolver, find};
@@ -25,3 +26,22 @@ pub enum DiscoveryError {
     #[error(transparent)]
     Etcd(#[from] etcd::EtcdError),
 }
+
+const FAILURES: Measure = Measure::counter(register::METRIC_FAILURES, &[], "calls", "Calls to etcd that failed.");
+
+/// What a node measures here.
+pub const FINDING: &[Measure] = &[
+    Measure::gauge(find::METRIC_KNOWN, &[], "coordinators", "Coordinators that are known."),
+    FAILURES,
+];
+
+/// What a coordinator measures here.
+pub const REGISTERING: &[Measure] = &[
+    Measure::gauge(
+        register::METRIC_REGISTERED,
+        &[],
+        "1 or 0",
+        "Whether this process is registered in etcd.",
+    ),
+    FAILURES,
+];

@@ -13,7 +13,7 @@ use crate::core::lease::{LeaseKeeper, Need};
 use crate::etcd::{Etcd, EtcdError};
 
 /// Gauge: 1 while this process is registered in etcd.
-const METRIC_REGISTERED: &str = "baton_discovery_registered";
+pub(crate) const METRIC_REGISTERED: &str = "baton_discovery_registered";
 /// Counter: calls to etcd that failed.
 pub(crate) const METRIC_FAILURES: &str = "baton_discovery_failures_total";
 

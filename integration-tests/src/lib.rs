@@ -32,9 +32,11 @@ pub mod files;
 #[path = "../../model-hub/tests/standin/mod.rs"]
 pub mod hub;
 pub mod load;
+pub mod measures;
 pub mod peft;
 pub mod ports;
 pub mod process;
+pub mod prometheus;
 pub mod python;
 pub mod random;
 pub mod relay;

@@ -48,6 +48,7 @@ impl Vitals {
                 Some("total") => blocks.total = value,
                 Some("free" | "cached") => blocks.unowned += value,
                 Some("booked") => blocks.booked = value,
+                Some("owned") => {}
                 other => bail!("unknown kind {other:?} in {series}"),
             }
         }

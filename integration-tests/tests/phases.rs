@@ -51,7 +51,7 @@ async fn phases_add_up_to_the_time_of_every_request() -> Result<()> {
     let told = entries(&timing.context("no server-timing")?)?;
     let sum: f64 = NAMES.iter().filter_map(|name| told.get(*name)).sum();
     // What comes behind the last token is not known yet when the header is written.
-    ensure!(told.len() == 7 && !told.contains_key("client_write"), "{told:?}");
+    ensure!(told.len() == 8 && !told.contains_key("client_write"), "{told:?}");
     ensure!(
         (told["total"] - sum).abs() < 20.0 && sum <= told["total"] + 0.01,
         "{told:?}"
@@ -65,7 +65,7 @@ async fn phases_add_up_to_the_time_of_every_request() -> Result<()> {
         "a stream's header is written before the time has passed"
     );
     let comment = text.lines().find_map(|line| line.strip_prefix(": server-timing: "));
-    ensure!(entries(comment.context("no comment")?)?.len() == 7, "{text}");
+    ensure!(entries(comment.context("no comment")?)?.len() == 8, "{text}");
 
     let page = cluster.metrics().await?;
     let phase = |name: &str, what: &str| {

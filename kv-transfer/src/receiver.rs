@@ -122,6 +122,7 @@ impl Receiver {
             max_resends: transfer.max_resends,
         };
         let commit_timeout = Duration::from_millis(transfer.commit_timeout_ms);
+        stats::announce_receiving();
         let slots = Semaphore::new(MAX_HANDOFFS);
         let open = Mutex::default();
         Self {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use metrics::{counter, histogram};
 use protocol::control::HandoffStats;
+use runtime::measure::{Measure, WAITS};
 
 use crate::core::ReceiveCounters;
 use crate::receiver::Outcome;
@@ -26,6 +27,73 @@ pub const RECEIVED_FRAMES: &str = "baton_kv_received_frames_total";
 pub const DROPPED_FRAMES: &str = "baton_kv_dropped_frames_total";
 /// Handoffs received, by `result`.
 pub const HANDOFFS: &str = "baton_kv_handoffs_total";
+
+/// What the sender of handoffs measures.
+pub const SENDING: &[Measure] = &[
+    Measure::counter(
+        SENT_BYTES,
+        &[],
+        "bytes",
+        "KV payload sent to other nodes, repeats included.",
+    ),
+    Measure::counter(
+        SENT_FRAMES,
+        &[],
+        "frames",
+        "KV frames sent to other nodes, repeats included.",
+    ),
+    Measure::counter(RESENT_FRAMES, &[], "frames", "KV frames that had to be sent again."),
+    Measure::counter(PUSHES, &["result"], "handoffs", "Handoffs sent, by how they ended."),
+    Measure::histogram(
+        EXPOSED_SECONDS,
+        WAITS,
+        "seconds",
+        "From the end of the last prefill step to the acknowledged commit: the transfer time that users feel.",
+    ),
+];
+
+/// What the receiver of handoffs measures.
+pub const RECEIVING: &[Measure] = &[
+    Measure::counter(
+        RECEIVED_BYTES,
+        &[],
+        "bytes",
+        "KV payload from other nodes that was written into blocks.",
+    ),
+    Measure::counter(
+        RECEIVED_FRAMES,
+        &[],
+        "frames",
+        "KV frames from other nodes that were written into blocks.",
+    ),
+    Measure::counter(
+        DROPPED_FRAMES,
+        &["reason"],
+        "frames",
+        "KV frames that were not written, by why.",
+    ),
+    Measure::counter(
+        HANDOFFS,
+        &["result"],
+        "handoffs",
+        "Handoffs received, by how they ended.",
+    ),
+];
+
+/// Shows the results of pushes from the beginning.
+pub(crate) fn announce_sending() {
+    for result in ["committed", "failed"] {
+        counter!(PUSHES, "result" => result).increment(0);
+    }
+}
+
+/// Shows the results of handoffs, and why frames are dropped, from the beginning.
+pub(crate) fn announce_receiving() {
+    for result in ["committed", "refused", "cancelled", "revoked"] {
+        counter!(HANDOFFS, "result" => result).increment(0);
+    }
+    publish_dropped(&ReceiveCounters::default());
+}
 
 /// What one handoff cost its sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,6 +134,11 @@ pub(crate) fn publish_push(stats: &TransferStats, committed: bool) {
 pub(crate) fn publish_handoff(counters: &ReceiveCounters, outcome: &Outcome) {
     counter!(RECEIVED_BYTES).increment(counters.bytes);
     counter!(RECEIVED_FRAMES).increment(counters.frames);
+    publish_dropped(counters);
+    counter!(HANDOFFS, "result" => outcome.as_str()).increment(1);
+}
+
+fn publish_dropped(counters: &ReceiveCounters) {
     let dropped = [
         ("duplicate", counters.duplicate),
         ("wrong_ticket", counters.wrong_ticket),
@@ -76,5 +149,4 @@ pub(crate) fn publish_handoff(counters: &ReceiveCounters, outcome: &Outcome) {
     for (reason, count) in dropped {
         counter!(DROPPED_FRAMES, "reason" => reason).increment(count);
     }
-    counter!(HANDOFFS, "result" => outcome.as_str()).increment(1);
 }

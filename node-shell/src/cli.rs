@@ -10,6 +10,7 @@ use runtime::telemetry;
 use runtime::traces::{self, Service};
 
 use crate::process::{Node, NodeContext, NodeError, NodeRole, load_model};
+use crate::stats;
 
 /// Runs a node of `role` to its end. Errors are one line on standard error and exit code 1.
 pub fn main<R: NodeRole>(
@@ -76,7 +77,7 @@ async fn serve<R: NodeRole>(
     })?;
     // Without a reader there is no registry either: samples that nobody collects would pile up.
     if !config.node.metrics_listen.is_empty() {
-        let metrics = telemetry::install_metrics()?;
+        let metrics = telemetry::install_metrics(&stats::measures::<R>())?;
         telemetry::serve_metrics(&config.node.metrics_listen, metrics, shutdown.clone()).await?;
     }
     // Nobody hears of the node before it has its model.

@@ -27,7 +27,7 @@ pub use deliver::{ComputedEvent, SequenceEvent, TokenEvent};
 use crate::cache_feed::CacheFeed;
 use crate::handle::{AwaitedPrompt, EngineHandle, EngineLoad, ReservedBlocks, SequenceGroup, SubmitError};
 use crate::queue::Inbox;
-use crate::stats::{self, CacheCounts};
+use crate::stats::EngineMetrics;
 
 /// Follows the KV of one sequence while it is computed. Called on the compute thread: must not block. Dropped there too,
 /// when the sequence has left the engine and before its blocks can be anybody else's.
@@ -126,7 +126,7 @@ pub fn start(
         events: Vec::new(),
         output: StepOutput::default(),
         taps: Vec::new(),
-        cache_counts: CacheCounts::default(),
+        metrics: EngineMetrics::new(),
         audited: None,
     };
     let (pinned, is_pinned) = std::sync::mpsc::sync_channel(1);
@@ -164,8 +164,7 @@ struct State {
     output: StepOutput,
     /// Those of the step that is being computed.
     taps: Vec<Tapped>,
-    /// What has been published.
-    cache_counts: CacheCounts,
+    metrics: EngineMetrics,
     /// When the books were audited last.
     audited: Option<Instant>,
 }
@@ -185,7 +184,6 @@ impl State {
             // Steps follow one another: only where none does is none pending.
             self.publish(!idle);
             self.cache.take(&mut self.engine);
-            self.count_cache();
             if idle {
                 self.audit();
             }
@@ -200,16 +198,7 @@ impl State {
             .load
             .send_if_modified(|current| std::mem::replace(current, load) != load);
         if changed {
-            stats::load(&load);
-        }
-    }
-
-    /// Publishes what the prefix cache has done since the last time.
-    fn count_cache(&mut self) {
-        let now = CacheCounts::new(&self.engine.stats());
-        if now != self.cache_counts {
-            stats::cache(&self.cache_counts, &now);
-            self.cache_counts = now;
+            self.metrics.load(&load);
         }
     }
 
@@ -221,7 +210,7 @@ impl State {
         }
         self.audited = Some(now);
         if let Err(error) = self.engine.check_invariants() {
-            stats::audit_failed();
+            self.metrics.audit_failed();
             tracing::error!(%error, "the books of the KV blocks are wrong");
         }
     }
@@ -373,7 +362,7 @@ impl State {
         }
         // The same plan again.
         let Some(plan) = self.engine.plan() else { return false };
-        let rows = plan.token_ids.len();
+        let (rows, batch_size) = (plan.token_ids.len(), plan.sequences.len());
         for planned in &plan.sequences {
             let Some(record) = self.records.get_mut(&planned.owner) else {
                 continue;
@@ -412,7 +401,7 @@ impl State {
                 self.engine.fail_step(&error.to_string(), &mut self.events);
             }
         }
-        stats::step(elapsed, rows);
+        self.metrics.step(elapsed, batch_size);
         deliver(&mut self.events, &mut self.records, self.clock.now());
         true
     }

@@ -19,6 +19,7 @@ use protocol::ids::{NodeId, Role};
 use protocol::kv::{Fingerprint, KvLayout, ModelIdentity};
 use runtime::clock::Clock;
 use runtime::identity::{Identity, IdentityError};
+use runtime::measure::Measure;
 use runtime::quic::{Link, LinkError, QuicEndpoint};
 use runtime::renewal;
 use runtime::shutdown::Shutdown;
@@ -34,6 +35,7 @@ use crate::job::{JobGone, JobStream};
 use crate::loading::Progress;
 use crate::membership::Member;
 use crate::memory;
+use crate::stats;
 
 /// What makes a node a prefill or a decode node.
 pub trait NodeRole: Send + Sync + 'static {
@@ -42,6 +44,9 @@ pub trait NodeRole: Send + Sync + 'static {
 
     /// Serves a KV link that another node opened, until it closes.
     fn serve_kv(&self, link: Link) -> impl Future<Output = ()> + Send;
+
+    /// What it measures, beside what every node does.
+    fn measures() -> Vec<Measure>;
 
     /// How much KV it has moved so far.
     fn moved(&self) -> MovedBytes;
@@ -274,6 +279,7 @@ impl<R: NodeRole> Node<R> {
             grammars: model.grammars,
             config: config.clone(),
         };
+        stats::watch(engine.clone(), shutdown.clone());
         let member = Arc::new(Member {
             endpoint: Arc::clone(&endpoint),
             hello,

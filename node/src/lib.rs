@@ -9,6 +9,7 @@ use node_shell::job::{JobGone, JobStream};
 use node_shell::process::{MovedBytes, NodeContext, NodeRole};
 use prefill_node::role::PrefillRole;
 use protocol::control::Job;
+use runtime::measure::Measure;
 use runtime::quic::Link;
 
 /// Both roles.
@@ -40,6 +41,10 @@ impl NodeRole for BothRoles {
 
     async fn serve_kv(&self, link: Link) {
         self.decode.serve_kv(link).await;
+    }
+
+    fn measures() -> Vec<Measure> {
+        [PrefillRole::measures(), DecodeRole::measures()].concat()
     }
 
     fn moved(&self) -> MovedBytes {

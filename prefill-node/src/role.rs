@@ -18,6 +18,7 @@ use protocol::control::{
 };
 use protocol::sampling::StopRules;
 use protocol::transfer::PushOpen;
+use runtime::measure::Measure;
 use runtime::quic::Link;
 use tokio::time::timeout_at;
 
@@ -328,6 +329,10 @@ impl NodeRole for PrefillRole {
     async fn serve_kv(&self, link: Link) {
         // The endpoint offers no KV plane to others in this role.
         tracing::warn!(peer = %link.peer, "a prefill node takes no KV in");
+    }
+
+    fn measures() -> Vec<Measure> {
+        kv_transfer::stats::SENDING.to_vec()
     }
 
     fn moved(&self) -> MovedBytes {

@@ -15,6 +15,7 @@ pub mod authority;
 pub mod clock;
 pub mod framing;
 pub mod identity;
+pub mod measure;
 pub mod quic;
 pub mod renewal;
 pub mod shutdown;

@@ -14,10 +14,18 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::clock::Clock;
 use crate::identity::{Identity, IdentityError, IdentityFiles, Validity};
+use crate::measure::Measure;
 use crate::quic::{LinkError, QuicEndpoint};
 
 /// Gauge, by `certificate`: until when it is valid, in seconds since 1970.
 pub const METRIC_EXPIRY: &str = "baton_certificate_expiry_timestamp_seconds";
+/// What this module measures.
+pub const MEASURES: &[Measure] = &[Measure::gauge(
+    METRIC_EXPIRY,
+    &["certificate"],
+    "seconds since 1970",
+    "Until when a certificate of this process is valid.",
+)];
 /// How often the files are looked at.
 const LOOK: Duration = Duration::from_secs(1);
 const HOUR: u64 = 3_600;

@@ -1,6 +1,7 @@
 //! Logs and metrics of a process: set up once at start.
 
 use std::io::{self, IsTerminal};
+use std::sync::Arc;
 use std::time::Duration;
 
 use config::{LogFormat, TelemetryConfig};
@@ -15,9 +16,10 @@ use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::measure::{Kind, Measure};
 use crate::shutdown::Shutdown;
 
-/// Buckets of every histogram whose name ends in `_seconds`.
+/// Buckets of every histogram whose name ends in `_seconds` and that no table has.
 const SECONDS_BUCKETS: &[f64] = &[
     0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
     60.0,
@@ -100,27 +102,56 @@ const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub struct MetricsHandle {
     inner: PrometheusHandle,
+    /// TYPE lines that are told otherwise, and how.
+    untyped: Arc<[(String, String)]>,
 }
 
 impl MetricsHandle {
     /// All metrics in the Prometheus text format.
     pub fn render(&self) -> String {
-        // Folds pending histogram samples in, so that they do not pile up between scrapes.
-        self.inner.run_upkeep();
-        self.inner.render()
+        let mut page = self.inner.render();
+        for (line, told) in self.untyped.iter() {
+            if let Some(at) = page.find(line) {
+                page.replace_range(at..at + line.len(), told);
+            }
+        }
+        page
+    }
+
+    /// Folds samples in now and then, for ever: nobody may ever scrape, and they would pile up.
+    pub async fn fold(self) {
+        loop {
+            tokio::time::sleep(UPKEEP_INTERVAL).await;
+            self.inner.run_upkeep();
+        }
     }
 }
 
-fn builder() -> Result<PrometheusBuilder, TelemetryError> {
-    Ok(PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), SECONDS_BUCKETS)?)
+fn builder(measures: &[Measure]) -> Result<PrometheusBuilder, TelemetryError> {
+    let mut builder =
+        PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), SECONDS_BUCKETS)?;
+    for measure in measures {
+        if let Kind::Histogram(buckets) = measure.kind {
+            builder = builder.set_buckets_for_metric(Matcher::Full(measure.name.to_owned()), buckets)?;
+        }
+    }
+    Ok(builder)
 }
 
-/// Makes the process's metrics registry, which the `metrics` crate's macros then write to. Once per process.
-pub fn install_metrics() -> Result<MetricsHandle, TelemetryError> {
-    let recorder = builder()?.build_recorder();
+/// Makes the process's metrics registry, which the `metrics` crate's macros then write to. Once per process. `measures` are the
+/// metrics that it will have, with their descriptions and buckets.
+pub fn install_metrics(measures: &[Measure]) -> Result<MetricsHandle, TelemetryError> {
+    let recorder = builder(measures)?.build_recorder();
     let inner = recorder.handle();
     metrics::set_global_recorder(recorder).map_err(|e| TelemetryError::MetricsInstalled(e.to_string()))?;
-    Ok(MetricsHandle { inner })
+    measures.iter().for_each(Measure::describe);
+    let untyped = measures.iter().filter(|measure| measure.kind == Kind::Untyped);
+    let lines =
+        untyped.map(|Measure { name, .. }| (format!("# TYPE {name} counter\n"), format!("# TYPE {name} untyped\n")));
+    Ok(MetricsHandle {
+        inner,
+        untyped: lines.collect(),
+    })
 }
 
 /// Answers `GET /metrics` on TCP `listen` (`host:port`) until shutdown. Returns once the port is open, with the bound
@@ -141,25 +172,17 @@ pub async fn serve_metrics(
             // The last scrape shows the drain: the port closes when the process is forced or ends.
             () = shutdown.wait_forced() => {}
             () = serve(listener, handle.clone()) => {}
-            () = fold(handle) => {}
+            () = handle.fold() => {}
         }
     });
     Ok(address)
 }
 
-/// Folds samples in now and then, for processes that nobody scrapes.
-async fn fold(handle: MetricsHandle) {
-    loop {
-        tokio::time::sleep(UPKEEP_INTERVAL).await;
-        handle.inner.run_upkeep();
-    }
-}
-
 async fn serve(listener: TcpListener, handle: MetricsHandle) {
-    let slots = std::sync::Arc::new(Semaphore::new(MAX_SCRAPES));
+    let slots = Arc::new(Semaphore::new(MAX_SCRAPES));
     loop {
         // Further connections wait in the listen queue of the system, which is bounded.
-        let Ok(slot) = std::sync::Arc::clone(&slots).acquire_owned().await else {
+        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else {
             return;
         };
         let stream = match listener.accept().await {

@@ -83,6 +83,26 @@ need_tools() {
     done
 }
 
+# find_prometheus: exports BATON_TEST_PROMETHEUS, a folder with prometheus and promtool for the tests: of those on the PATH, or of
+# Debian's package, unpacked below .baton (installed, it would be started as a service). Without them the tests that need them are
+# skipped, and say so.
+find_prometheus() {
+    local folder="$tools_root/.baton/prometheus" found="${BATON_TEST_PROMETHEUS:-}"
+    [ -n "$found" ] || found="$(dirname "$(command -v prometheus || echo "$folder/usr/bin/prometheus")")"
+    if [ ! -x "$found/promtool" ] && [ -f /etc/debian_version ] && command -v apt-get >/dev/null 2>&1; then
+        echo "unpacking prometheus below .baton"
+        mkdir -p "$folder"
+        if [ "$(id -u)" -eq 0 ]; then apt-get update -qq || true; fi
+        (cd "$folder" && rm -f ./*.deb && apt-get download -qq prometheus >/dev/null && dpkg-deb -x ./*.deb .) || true
+        found="$folder/usr/bin"
+    fi
+    if [ -x "$found/prometheus" ] && [ -x "$found/promtool" ]; then
+        export BATON_TEST_PROMETHEUS="$found"
+    else
+        echo "NO PROMETHEUS: the tests with a real one are skipped. On Debian or Ubuntu: sudo apt-get install prometheus" >&2
+    fi
+}
+
 # find_etcd: exports BATON_TEST_ETCD, a real etcd server for the tests: the one on the PATH, or Debian's, unpacked below
 # .baton (installed, it would be started as a service). Without either the tests that need it are skipped, and say so.
 find_etcd() {

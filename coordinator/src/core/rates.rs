@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use protocol::control::WorkDone;
+use protocol::ids::Role;
 
-use super::types::{ClusterStatus, NodeStatus, PoolStatus, Rates};
+use super::types::{ClusterStatus, NodeStatus, PoolStatus, Rates, Watched};
 
 /// Over how long rates are taken.
 const WINDOW: Duration = Duration::from_secs(10);
@@ -26,7 +27,16 @@ struct Look {
 /// Remembers what nodes had done. Bounded: some twenty looks for each node that is connected.
 #[derive(Debug, Default)]
 pub struct Pace {
-    nodes: BTreeMap<String, VecDeque<Look>>,
+    nodes: BTreeMap<String, Looks>,
+    watched: Watched,
+}
+
+/// What a node had done.
+#[derive(Debug, Default)]
+struct Looks {
+    /// Those that are remembered, the oldest first.
+    kept: VecDeque<Look>,
+    last: Option<Look>,
 }
 
 impl Pace {
@@ -38,6 +48,7 @@ impl Pace {
             node.rates = self.rates(now, node);
         }
         status.pools = pools(&status.nodes);
+        status.watched = self.watched;
     }
 
     fn rates(&mut self, now: Instant, node: &NodeStatus) -> Rates {
@@ -51,9 +62,13 @@ impl Pace {
             None => self.nodes.entry(node.node.clone()).or_default(),
         };
         // A process that was started again begins to count at 0.
-        if looks.back().is_some_and(|last| look.steps < last.steps) {
-            looks.clear();
+        if looks.last.is_some_and(|last| look.steps < last.steps) {
+            *looks = Looks::default();
         }
+        if let Some(last) = looks.last.replace(look) {
+            self.watched.add(node.role, &last, &look);
+        }
+        let looks = &mut looks.kept;
         while looks
             .get(1)
             .is_some_and(|second| now.saturating_duration_since(second.at) >= WINDOW)
@@ -69,6 +84,18 @@ impl Pace {
         let mut rates = looks.front().map_or_else(Rates::default, |first| between(first, &look));
         rates.cache_hit_rate = ratio(node.done.cache_hit_tokens, node.done.cache_queried_tokens);
         rates
+    }
+}
+
+impl Watched {
+    fn add(&mut self, role: Role, last: &Look, look: &Look) {
+        let steps = look.steps.saturating_sub(last.steps);
+        if role.may_act_as(Role::Decode) {
+            self.decode_steps += steps;
+            self.decode_preemptions += look.done.preemptions.saturating_sub(last.done.preemptions);
+        } else {
+            self.prefill_steps += steps;
+        }
     }
 }
 
@@ -142,8 +169,6 @@ fn pool(nodes: &[NodeStatus]) -> Option<PoolStatus> {
 
 #[cfg(test)]
 mod tests {
-    use protocol::ids::Role;
-
     use super::*;
     use crate::core::fixtures::node_status;
     use crate::origin::origin;
@@ -167,12 +192,12 @@ mod tests {
     }
 
     /// Looks at nodes at moments of one time.
-    struct Looks {
+    struct Moments {
         pace: Pace,
         start: Instant,
     }
 
-    impl Looks {
+    impl Moments {
         fn new() -> Self {
             Self {
                 pace: Pace::default(),
@@ -192,7 +217,7 @@ mod tests {
 
     #[test]
     fn rates_are_those_of_the_last_seconds() {
-        let mut looks = Looks::new();
+        let mut looks = Moments::new();
         let at = |tenths: u64| Duration::from_millis(100 * tenths);
         // 50 steps a second for 20 seconds, then none.
         for tenths in 0..200 {
@@ -210,7 +235,11 @@ mod tests {
         ] {
             assert!((told - right).abs() < 1e-6 * right, "{told} is not {right}");
         }
-        assert!(looks.pace.nodes["d0"].len() <= 22, "{}", looks.pace.nodes["d0"].len());
+        assert!(
+            looks.pace.nodes["d0"].kept.len() <= 22,
+            "{}",
+            looks.pace.nodes["d0"].kept.len()
+        );
         for tenths in 201..305 {
             looks.look(at(tenths), vec![node("d0", Role::Decode, 1_000)]);
         }
@@ -221,20 +250,25 @@ mod tests {
 
     #[test]
     fn a_node_that_is_new_or_started_again_has_no_rate_yet_and_one_that_is_gone_is_forgotten() {
-        let mut looks = Looks::new();
+        let mut looks = Moments::new();
         let second = Duration::from_secs(1);
         looks.look(second, vec![node("p0", Role::Prefill, 100)]);
         let known = looks.look(2 * second, vec![node("p0", Role::Prefill, 150)]);
         assert!((known.nodes[0].rates.steps_per_second - 50.0).abs() < 1e-9);
         let again = looks.look(3 * second, vec![node("p0", Role::Prefill, 7)]);
         assert_eq!(again.nodes[0].rates.steps_per_second, 0.0);
-        looks.look(4 * second, Vec::new());
+        assert_eq!(
+            again.watched.prefill_steps, 50,
+            "what it did before it was known is not counted"
+        );
+        let gone = looks.look(4 * second, Vec::new());
+        assert_eq!(gone.watched.prefill_steps, 50);
         assert!(looks.pace.nodes.is_empty());
     }
 
     #[test]
     fn a_pool_is_the_sum_of_its_nodes_and_its_step_the_mean_one() {
-        let mut looks = Looks::new();
+        let mut looks = Moments::new();
         let nodes = |prefill: u64, first: u64, second: u64| {
             let mut slow = node("d1", Role::Decode, second);
             slow.done.step_us *= 4;

@@ -261,6 +261,8 @@ pub struct ClusterStatus {
     pub nodes: Vec<NodeStatus>,
     /// For each role that nodes have, what they do together.
     pub pools: Vec<PoolStatus>,
+    /// What nodes have done while this coordinator watched.
+    pub watched: Watched,
     /// Requests in the coordinator's queue.
     pub queued: usize,
     /// Bytes those requests are charged for.
@@ -285,6 +287,17 @@ impl ClusterStatus {
         };
         !self.draining && serves(Role::Decode) && (self.local_prefill || serves(Role::Prefill))
     }
+}
+
+/// What nodes have done while this coordinator watched them, those that have gone included: only ever grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Watched {
+    /// Engine steps of nodes that compute prompts only.
+    pub prefill_steps: u64,
+    /// Engine steps of nodes that generate.
+    pub decode_steps: u64,
+    /// Sequences that lost their blocks to others, on nodes that generate.
+    pub decode_preemptions: u64,
 }
 
 /// The connected nodes of one role.

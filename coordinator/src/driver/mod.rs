@@ -122,6 +122,7 @@ impl Driver {
         clock: Clock,
         shutdown: Shutdown,
     ) -> (Self, CoordinatorHandle, mpsc::Sender<FromNode>) {
+        telemetry::announce();
         let (inputs, handles) = mpsc::channel(INPUT_QUEUE);
         let (to_driver, nodes) = mpsc::channel(INPUT_QUEUE);
         let core = Cluster::new(core, detokenizer);

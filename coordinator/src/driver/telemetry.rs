@@ -7,6 +7,7 @@ use config::LogRequests;
 use metrics::{counter, gauge, histogram};
 use protocol::context::RequestContext;
 use protocol::ids::RequestId;
+use runtime::measure::{Measure, WAITS};
 use tracing::field::display;
 
 use crate::core::journey::Ended;
@@ -38,19 +39,88 @@ pub const FAILED_REQUESTS: &str = "baton_requests_failed_total";
 pub const IN_STATE: &str = "baton_requests_in_state";
 /// How long the oldest request of each `state` has been in it, in seconds.
 pub const OLDEST_IN_STATE: &str = "baton_oldest_request_in_state_seconds";
-/// Blocks of a `node`, by `kind`: total, free and cached (by its report), booked (by the coordinator).
-pub const NODE_BLOCKS: &str = "baton_node_blocks";
 
-/// 1 for a `node` that does not get on with its work, or says nothing.
-pub const NODE_STALLED: &str = "baton_node_stalled";
-/// Whether jobs go to a `node` in spite of those that failed there: 0 yes, 1 no, 0.5 one to try.
-pub const NODE_BREAKER: &str = "baton_node_breaker_open";
+/// What the driver measures.
+pub const MEASURES: &[Measure] = &[
+    Measure::counter(
+        RESTARTS,
+        &["cause"],
+        "attempts",
+        "Attempts that failed before the first token and were repeated, by why.",
+    ),
+    Measure::counter(
+        MIGRATIONS,
+        &["cause"],
+        "requests",
+        "Requests that lost the node that generated and were moved to another one, by why.",
+    ),
+    Measure::histogram(
+        MIGRATION_STALL,
+        WAITS,
+        "seconds",
+        "From the loss of the node that generated to the next token.",
+    ),
+    Measure::counter(
+        HANDOFF_BYTES,
+        &[],
+        "bytes",
+        "KV payload of completed handoffs, repeats included.",
+    ),
+    Measure::counter(HANDOFF_RESENT, &[], "frames", "KV frames that had to be sent again."),
+    Measure::histogram(
+        HANDOFF_EXPOSED,
+        WAITS,
+        "seconds",
+        "From the end of a prefill to the acknowledged commit of its KV.",
+    ),
+    Measure::counter(
+        WASTED_TOKENS,
+        &[],
+        "tokens",
+        "Tokens from nodes for requests that had them already or were over.",
+    ),
+    Measure::counter(LATE_EVENTS, &[], "events", "Events from nodes for jobs that were over."),
+    Measure::counter(
+        DISAGREEMENTS,
+        &[],
+        "tokens",
+        "Positions for which two nodes sampled different tokens: a defect.",
+    ),
+    Measure::counter(
+        FAILED_REQUESTS,
+        &["kind"],
+        "requests",
+        "Requests that ended without an answer, by why.",
+    ),
+    Measure::gauge(
+        IN_STATE,
+        &["state"],
+        "requests",
+        "Requests in each state of their life.",
+    ),
+    Measure::gauge(
+        OLDEST_IN_STATE,
+        &["state"],
+        "seconds",
+        "How long the oldest request of each state has been in it.",
+    ),
+];
+
+/// Shows from the beginning what may never come.
+pub(super) fn announce() {
+    for cause in CAUSES {
+        counter!(RESTARTS, "cause" => cause).increment(0);
+        counter!(MIGRATIONS, "cause" => cause).increment(0);
+    }
+    for kind in KINDS {
+        counter!(FAILED_REQUESTS, "kind" => kind).increment(0);
+    }
+}
 
 /// Remembers which gauges have been set, so that they can be set to 0.
 #[derive(Default)]
 pub(super) struct Gauges {
     states: BTreeSet<&'static str>,
-    nodes: BTreeSet<String>,
     /// Nodes that were stalled, or whose breaker was not closed, when last looked at.
     unfit: BTreeSet<String>,
 }
@@ -72,40 +142,12 @@ impl Gauges {
         }
     }
 
+    /// Logs what has become of the nodes' fitness.
     pub(super) fn nodes(&mut self, status: &ClusterStatus) {
-        let set = |node: &str, kind: &'static str, value: u32| {
-            gauge!(NODE_BLOCKS, "node" => node.to_owned(), "kind" => kind).set(f64::from(value));
-        };
-        let watch = |node: &str, stalled: bool, breaker: &str| {
-            gauge!(NODE_STALLED, "node" => node.to_owned()).set(f64::from(u8::from(stalled)));
-            let open = match breaker {
-                "closed" => 0.0,
-                "half_open" => 0.5,
-                _ => 1.0,
-            };
-            gauge!(NODE_BREAKER, "node" => node.to_owned()).set(open);
-        };
-        for gone in self
-            .nodes
-            .iter()
-            .filter(|name| !status.nodes.iter().any(|node| node.node == **name))
-        {
-            for kind in ["total", "free", "cached", "booked"] {
-                set(gone, kind, 0);
-            }
-            watch(gone, false, "closed");
-            self.unfit.remove(gone);
-        }
+        self.unfit
+            .retain(|name| status.nodes.iter().any(|node| node.node == *name));
         for node in &status.nodes {
-            set(&node.node, "total", node.total_blocks);
-            set(&node.node, "free", node.free_blocks);
-            set(&node.node, "cached", node.cached_blocks);
-            set(&node.node, "booked", node.booked_blocks);
-            watch(&node.node, node.stalled, node.breaker);
             self.tell(node);
-            if !self.nodes.contains(&node.node) {
-                self.nodes.insert(node.node.clone());
-            }
         }
     }
 }
@@ -123,6 +165,29 @@ impl Gauges {
         }
     }
 }
+
+/// Values of the label `kind`.
+const KINDS: [&str; 8] = [
+    "overloaded",
+    "unavailable",
+    "timeout",
+    "node_lost",
+    "transfer_failed",
+    "too_long",
+    "cancelled",
+    "internal",
+];
+
+/// Values of the label `cause`.
+const CAUSES: [&str; 7] = [
+    "node_lost",
+    "stalled",
+    "moved",
+    "stream_lost",
+    "job_failed",
+    "deadline",
+    "protocol",
+];
 
 fn label(cause: &Cause) -> &'static str {
     match cause {

@@ -7,6 +7,7 @@ use actix_web::{HttpRequest, HttpResponse, Resource, Route};
 use super::error::{ApiError, ErrorKind, Family};
 use super::state::HttpState;
 use super::{docs, openai, tgi, tokens};
+use crate::metrics::nodes;
 
 /// Paths of the API that are not built yet: told apart from typing errors.
 const UNBUILT: [&str; 1] = ["/v1/embeddings"];
@@ -150,8 +151,11 @@ pub async fn unknown_path(request: HttpRequest) -> HttpResponse {
 
 /// `GET /metrics`: the Prometheus text format.
 async fn metrics(state: Data<HttpState>) -> HttpResponse {
-    state.metrics.observe(&state.backend.status());
+    let status = state.backend.status();
+    state.metrics.observe(&status);
+    let mut page = (state.render_metrics)();
+    page.push_str(&nodes::render(&status));
     HttpResponse::build(StatusCode::OK)
         .content_type("text/plain; version=0.0.4; charset=utf-8")
-        .body((state.render_metrics)())
+        .body(page)
 }

@@ -1,8 +1,8 @@
-//! The HTTP server: listeners, limits of connections, upkeep.
+//! The HTTP server: listeners, limits of connections.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::dev::{Server, ServerHandle};
@@ -10,7 +10,6 @@ use actix_web::http::KeepAlive;
 use actix_web::web::Data;
 use actix_web::{App, HttpServer, middleware};
 use config::CoordinatorConfig;
-use tokio::time::{MissedTickBehavior, interval};
 
 use super::connection::{Connection, ConnectionLimits};
 use super::envelope::envelope;
@@ -22,8 +21,6 @@ use super::tls::{Certificates, follow};
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
 /// How long a client may take to read an early answer to a body it still sends.
 const LINGER: Duration = Duration::from_secs(2);
-/// How often collected samples are folded into their histograms, scraped or not.
-const UPKEEP: Duration = Duration::from_secs(5);
 
 /// A server that has its port.
 pub struct HttpFront {
@@ -67,7 +64,6 @@ pub fn listen(state: Data<HttpState>, listener: TcpListener, keep_alive: Duratio
         .max_concurrent_requests
         .saturating_mul(8)
         .clamp(256, 25_000);
-    tokio::spawn(upkeep(Arc::downgrade(&state.clone().into_inner())));
     let certificates = certificates(front)?;
     let server = HttpServer::new(move || {
         App::new()
@@ -109,19 +105,4 @@ fn certificates(front: &CoordinatorConfig) -> io::Result<Option<Arc<Certificates
     }
     let certificates = Certificates::load(&front.tls_cert_path, &front.tls_key_path);
     Ok(Some(Arc::new(certificates.map_err(io::Error::other)?)))
-}
-
-/// Samples of histograms wait in memory until somebody renders them; nobody may ever scrape.
-async fn upkeep(state: Weak<HttpState>) {
-    let mut ticks = interval(UPKEEP);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        let Some(state) = state.upgrade() else {
-            return;
-        };
-        state.metrics.observe(&state.backend.status());
-        let rendered = (state.render_metrics)();
-        tracing::trace!(bytes = rendered.len(), "metrics upkeep");
-    }
 }

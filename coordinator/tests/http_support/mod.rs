@@ -126,7 +126,8 @@ fn render_metrics() -> RenderMetrics {
     static RENDER: OnceLock<RenderMetrics> = OnceLock::new();
     RENDER
         .get_or_init(|| {
-            let handle = runtime::telemetry::install_metrics().expect("installed once");
+            let handle =
+                runtime::telemetry::install_metrics(&coordinator::metrics::measures()).expect("installed once");
             Arc::new(move || handle.render())
         })
         .clone()

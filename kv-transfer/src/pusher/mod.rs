@@ -27,6 +27,7 @@ use crate::MAX_PARTS;
 use crate::core::{Extent, SendLimits};
 use crate::error::TransferError;
 use crate::staging::Staging;
+use crate::stats::announce_sending;
 use crate::transport::quic::{QuicIncoming, QuicOutgoing, halves};
 use crate::transport::{Incoming, Outgoing};
 
@@ -110,6 +111,7 @@ impl Pusher {
         layout: KvLayout,
         transfer: &TransferConfig,
     ) -> Result<Self, TransferError> {
+        announce_sending();
         let links = Arc::new(Links {
             endpoint,
             slots: Mutex::default(),

@@ -2,6 +2,8 @@
 
 /// Name of the time of all phases together, which is no phase.
 pub const TOTAL: &str = "total";
+/// Name of the time to the first token, which is no phase either.
+pub const FIRST: &str = "ttft";
 
 /// A phase and its time in milliseconds.
 pub type Phase = (String, f64);

@@ -8,7 +8,7 @@ use super::table::{named, warnings};
 use super::{Drawing, WriteError};
 use crate::core::record::{Outcome, Record};
 use crate::core::summary::{Distribution, Report, Summary};
-use crate::core::timing::TOTAL;
+use crate::core::timing::{FIRST, TOTAL};
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;color:#222;background:#fff;max-width:1200px;margin:2em auto;padding:0 1em}\
     h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em;border-bottom:1px solid #ccc}\
@@ -179,7 +179,7 @@ fn phase_stack(page: &mut Page, records: &[Record]) -> Result<(), WriteError> {
         .phases
         .iter()
         .map(|(name, _)| name.clone())
-        .filter(|name| name != TOTAL)
+        .filter(|name| name != TOTAL && name != FIRST)
         .collect();
     told.sort_by(|a, b| a.e2e_s.total_cmp(&b.e2e_s));
     let groups: Vec<&[&Record]> = told.chunks(told.len().div_ceil(STACKS)).collect();

@@ -13,7 +13,6 @@ use protocol::sampling::{FinishReason, PromptLogprob, SampledToken};
 use tokio::sync::mpsc;
 
 use super::StepTap;
-use crate::stats;
 
 /// What a sequence's owner is told.
 #[derive(Debug)]
@@ -228,7 +227,8 @@ pub(super) fn deliver(events: &mut Vec<EngineEvent>, records: &mut HashMap<Seque
                     record.send(id, SequenceEvent::Failed(message));
                 }
             }
-            EngineEvent::Preempted { .. } => stats::preempted(),
+            // It is counted by the engine.
+            EngineEvent::Preempted { .. } => {}
         }
     }
 }

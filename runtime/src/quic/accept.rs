@@ -12,12 +12,32 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use crate::measure::Measure;
+
 use super::{Link, accepted_roles, code, describe, peer_of, plane_of};
 
 /// Most handshakes in progress at once.
 pub(super) const MAX_PENDING: usize = 256;
 /// Counter of incoming handshakes by `result`.
 pub const METRIC_HANDSHAKES: &str = "baton_link_handshakes_total";
+/// What this module measures.
+pub const MEASURES: &[Measure] = &[Measure::counter(
+    METRIC_HANDSHAKES,
+    &["result"],
+    "handshakes",
+    "Links that others opened or tried to open, by how the handshake ended.",
+)];
+
+/// Values of the label `result`.
+const RESULTS: [&str; 7] = [
+    "accepted",
+    "failed",
+    "timed_out",
+    "wrong_peer",
+    "overloaded",
+    "retried",
+    "not_taken",
+];
 
 /// What became of incoming handshakes. Datagrams that are no QUIC handshake are dropped before they count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,6 +81,9 @@ pub(super) struct Acceptor {
 
 impl Acceptor {
     pub(super) fn new(own: Role, deadline: Duration, links: mpsc::Sender<Link>) -> Self {
+        for result in RESULTS {
+            counter!(METRIC_HANDSHAKES, "result" => result).increment(0);
+        }
         Self {
             own,
             deadline,

@@ -24,7 +24,7 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-pub use accept::{AcceptStats, METRIC_HANDSHAKES};
+pub use accept::{AcceptStats, MEASURES, METRIC_HANDSHAKES};
 use tls::{Dialling, listening};
 
 use crate::authority::SERVER_NAME;

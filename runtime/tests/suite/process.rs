@@ -2,6 +2,7 @@ use std::process::Command;
 
 use config::{LogFormat, TelemetryConfig};
 use runtime::clock::Clock;
+use runtime::measure::{Kind, Measure};
 use runtime::shutdown::Shutdown;
 use runtime::telemetry::{TelemetryError, init_logging, install_metrics, serve_metrics};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -56,10 +57,28 @@ async fn ask(address: std::net::SocketAddr, request: &str) -> String {
 
 #[tokio::test]
 async fn metrics_are_served_and_everything_else_is_refused() {
-    let handle = install_metrics().expect("first");
-    assert!(matches!(install_metrics(), Err(TelemetryError::MetricsInstalled(_))));
+    const MEASURES: &[Measure] = &[
+        Measure::counter("baton_test_total", &["kind"], "tests", "Tests that ran."),
+        Measure::counter("baton_never_total", &[], "tests", "Tests that never ran."),
+        Measure::histogram(
+            "baton_test_fine_seconds",
+            &[0.02, 0.021],
+            "seconds",
+            "How long tests ran.",
+        ),
+        Measure::new(
+            Kind::Untyped,
+            "others_test_count",
+            &[],
+            "tests",
+            "Tests by another server's name.",
+        ),
+    ];
+    let handle = install_metrics(MEASURES).expect("first");
+    assert!(matches!(install_metrics(&[]), Err(TelemetryError::MetricsInstalled(_))));
     metrics::counter!("baton_test_total", "kind" => "a").increment(3);
     metrics::histogram!("baton_test_seconds").record(0.02);
+    metrics::histogram!("baton_test_fine_seconds").record(0.0205);
     let shutdown = Shutdown::new();
     let address = serve_metrics("127.0.0.1:0", handle.clone(), shutdown.clone())
         .await
@@ -68,6 +87,14 @@ async fn metrics_are_served_and_everything_else_is_refused() {
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     assert!(answer.contains("baton_test_total{kind=\"a\"} 3"), "{answer}");
     assert!(answer.contains("baton_test_seconds_bucket{le=\"0.025\"} 1"), "{answer}");
+    for told in [
+        "# HELP baton_test_total Tests that ran.\n# TYPE baton_test_total counter\n",
+        "\nbaton_never_total 0\n",
+        "\nbaton_test_fine_seconds_bucket{le=\"0.02\"} 0\nbaton_test_fine_seconds_bucket{le=\"0.021\"} 1\n",
+        "# TYPE others_test_count untyped\nothers_test_count 0\n",
+    ] {
+        assert!(answer.contains(told), "{told:?} is not in:\n{answer}");
+    }
     let answer = soon("the answer", ask(address, "POST /metrics HTTP/1.1\r\n\r\n")).await;
     assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
     let answer = soon("the answer", ask(address, "GET /admin HTTP/1.1\r\n\r\n")).await;

@@ -14,7 +14,7 @@ use crate::core::nodes::{Held, LinkId, Shape, Wanted, Work};
 use crate::core::prefix_index::Matches;
 use crate::core::request::{Request, RequestLimits};
 use crate::core::routing::{self, LocalPrefill, Options, Placed};
-use crate::core::types::{ClusterStatus, ServeError, ServeErrorKind, ServeRequest};
+use crate::core::types::{ClusterStatus, ServeError, ServeErrorKind, ServeRequest, Watched};
 
 /// Roles a request needs, and what it needs there.
 pub(super) struct Needs {
@@ -331,6 +331,7 @@ impl Cluster {
         ClusterStatus {
             nodes: self.nodes.status(),
             pools: Vec::new(),
+            watched: Watched::default(),
             queued: self.queue.len(),
             queued_bytes: self.admission.queued_bytes(),
             running: self.requests.len() - self.queue.len(),

@@ -4,6 +4,7 @@
 mod adapters;
 mod coordinator;
 mod engine;
+mod first_token;
 mod gaps;
 mod interfere;
 mod machine;
@@ -39,6 +40,8 @@ enum What {
     Coordinator(coordinator::Args),
     /// What prompts do to running decodes: on nodes of their own, and on one node for both.
     Interfere(interfere::Args),
+    /// How far the time to first token that the server tells is from the one that clients see.
+    FirstToken(first_token::Args),
     /// What requests that wait cost those that are served.
     Overload(overload::Args),
     /// Splits of the same cores into prefill and decode nodes, under the same load; another server beside them.
@@ -58,6 +61,7 @@ fn main() -> Result<()> {
         What::Engine(args) => engine::run(&args),
         What::Coordinator(args) => coordinator::run(&args),
         What::Interfere(args) => interfere::run(&args),
+        What::FirstToken(args) => first_token::run(&args),
         What::Overload(args) => overload::run(&args),
         What::Ratio(args) => ratio::run(&args),
         What::Memory(args) => memory::run(&args),
