@@ -15,6 +15,7 @@ mod field;
 mod foreign;
 mod hub;
 mod load;
+mod operator;
 mod reference;
 mod sections;
 mod suggest;
@@ -29,6 +30,7 @@ pub use error::{ConfigError, Origin, Setting};
 pub use field::{Field, Kind, Section, Text};
 pub use hub::{HubReference, is_commit};
 pub use load::{Sources, load, load_from};
+pub use operator::{AdminTarget, OperatorArgs, OperatorError};
 pub use reference::reference;
 pub use sections::{
     AdminConfig, ClusterConfig, CoordinatorConfig, DiscoveryConfig, EngineConfig, LimitsConfig, MediaConfig,

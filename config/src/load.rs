@@ -13,6 +13,7 @@ use crate::check::check_together;
 use crate::error::{ConfigError, Origin, Setting};
 use crate::field::{Field, Section};
 use crate::foreign;
+use crate::operator::VARIABLES;
 use crate::suggest::{no_such_key, no_such_section, no_such_variable};
 use crate::value::{self, Refused};
 use crate::{Config, SECTIONS};
@@ -157,7 +158,7 @@ impl Layers {
     }
 
     fn read_variable(&mut self, name: &str, text: &str) -> Result<(), ConfigError> {
-        let Some(rest) = name.strip_prefix(PREFIX) else {
+        let Some(rest) = name.strip_prefix(PREFIX).filter(|_| !VARIABLES.contains(&name)) else {
             return Ok(());
         };
         let found = rest.split_once("__").and_then(|(section, field)| {

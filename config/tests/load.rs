@@ -345,6 +345,17 @@ fn the_media_variable_of_mindie_is_read() {
     assert!(with(&[]).is_empty());
 }
 
+/// Operators keep these for their commands, in the same shell in which they may start a server.
+#[test]
+fn the_variables_of_operators_are_no_settings() {
+    let theirs = [
+        ("BATON_ADMIN_URL", "http://c0:7700"),
+        ("BATON_ADMIN_TOKEN", "operators-only-0123456789"),
+    ];
+    assert_eq!(try_load("", &theirs, &[]).unwrap(), Config::default());
+    assert!(try_load("", &[("BATON_ADMIN_TOKENS", "x")], &[]).is_err());
+}
+
 #[test]
 fn adapters_have_names_of_their_own() {
     let config = try_load("[model]\nadapters = [\"a=/x\", \"org/b=y=z\"]\n", &[], &[]).unwrap();

@@ -2,11 +2,13 @@
 
 pub mod admin;
 pub mod certs;
+pub mod console;
 pub mod control;
 pub mod core;
 pub mod driver;
 pub mod handle;
 pub mod http;
+pub mod live;
 pub mod media;
 pub mod metrics;
 pub mod text;

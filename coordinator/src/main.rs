@@ -8,14 +8,16 @@ use actix_web::web::Data;
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
 use config::{Config, ConfigArgs, DiscoveryMethod};
-use coordinator::admin;
+use coordinator::admin::{self, About, AdminFront};
 use coordinator::certs::CertsCommand;
+use coordinator::console::ConsoleCommand;
 use coordinator::control;
 use coordinator::core::nodes::TextIdentity;
 use coordinator::driver::{Driver, DriverSettings, settings};
 use coordinator::handle::CoordinatorHandle;
 use coordinator::http::server::{self, HttpFront};
 use coordinator::http::state::HttpState;
+use coordinator::live;
 use discovery::Registration;
 use model_files::{ModelFiles, TextModel};
 use model_hub::Need;
@@ -25,7 +27,7 @@ use runtime::identity::Identity;
 use runtime::quic::QuicEndpoint;
 use runtime::renewal;
 use runtime::shutdown::Shutdown;
-use runtime::telemetry::{self, MetricsHandle};
+use runtime::telemetry;
 use runtime::traces::{self, Service};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -53,6 +55,8 @@ enum Command {
     /// The certificates that let processes into the cluster.
     #[command(subcommand)]
     Certs(CertsCommand),
+    #[command(flatten)]
+    Console(ConsoleCommand),
 }
 
 #[allow(
@@ -61,7 +65,7 @@ enum Command {
 )]
 fn main() -> ExitCode {
     match start(Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("coordinator: {}", one_line(&error));
             ExitCode::FAILURE
@@ -86,15 +90,19 @@ fn one_line(error: &anyhow::Error) -> String {
     clippy::print_stdout,
     reason = "what was asked for on the command line is answered on standard output"
 )]
-fn start(cli: Cli) -> anyhow::Result<()> {
-    if let Some(Command::Certs(certs)) = cli.command {
-        print!("{}", certs.run()?);
-        return Ok(());
+fn start(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.command {
+        Some(Command::Certs(certs)) => {
+            print!("{}", certs.run()?);
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(Command::Console(command)) => return Ok(coordinator::console::run(command)),
+        None => {}
     }
     let config = config::load(&cli.config)?;
     if let Some(answer) = cli.config.answer(&config)? {
         print!("{answer}");
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     telemetry::init_logging(&config.telemetry)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -102,7 +110,8 @@ fn start(cli: Cli) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
-    runtime.block_on(run(config))
+    runtime.block_on(run(config))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn worker_threads() -> usize {
@@ -123,9 +132,11 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
     }
     let text = load_text(&config)?;
     let (driver, handle, to_driver) = new_driver(&config, &text, shutdown.clone())?;
-    let admin = admin::bind(&config.admin, handle.clone())
-        .with_context(|| format!("admin.listen = {}", config.admin.listen))?;
-    let front = open_http(&config, text, handle, metrics)?;
+    tokio::spawn(metrics.clone().fold());
+    let render = Arc::new(move || metrics.render());
+    let state = Data::new(HttpState::new(&config, text, Arc::new(handle.clone()), render));
+    let admin = open_admin(&config, &state, &endpoint, handle)?;
+    let front = open_http(&config, state)?;
     let service = Service {
         role: Role::Coordinator.as_str(),
         instance: endpoint.identity().node.0.clone(),
@@ -239,15 +250,28 @@ fn new_driver(
     ))
 }
 
-fn open_http(
+/// The listener for operators, if there is one, and what it shows of the last minutes.
+fn open_admin(
     config: &Config,
-    text: TextModel,
+    state: &Data<HttpState>,
+    endpoint: &QuicEndpoint,
     handle: CoordinatorHandle,
-    metrics: MetricsHandle,
-) -> anyhow::Result<HttpFront> {
-    tokio::spawn(metrics.clone().fold());
-    let render = Arc::new(move || metrics.render());
-    let state = Data::new(HttpState::new(config, text, Arc::new(handle), render));
+) -> anyhow::Result<Option<AdminFront>> {
+    let live = state.metrics.live();
+    let about = About {
+        node: endpoint.identity().node.0.clone(),
+        model: state.model.name.clone(),
+    };
+    let admin = admin::bind(&config.admin, handle.clone(), Arc::clone(&live), about)
+        .with_context(|| format!("admin.listen = {}", config.admin.listen))?;
+    if let Some(admin) = &admin {
+        state.admin.get_or_init(|| admin.address);
+        tokio::spawn(live::keep_sampling(live, handle));
+    }
+    Ok(admin)
+}
+
+fn open_http(config: &Config, state: Data<HttpState>) -> anyhow::Result<HttpFront> {
     let (host, port) = (&config.coordinator.http_host, config.coordinator.http_port);
     server::bind(state).with_context(|| format!("cannot listen for HTTP on {host}:{port}"))
 }

@@ -21,6 +21,7 @@ use crate::core::journey::Served;
 use crate::core::phases::{Phase, PhaseTimes};
 use crate::core::types::{About, ClusterStatus, Completion, NodeStatus, ServeRequest};
 use crate::http::trace::{Asked, CallSpan, client_id};
+use crate::live::Live;
 
 pub use self::table::measures;
 
@@ -109,6 +110,7 @@ const ERRORS: [&str; 7] = [
 pub struct RequestMetrics {
     model: String,
     clock: Clock,
+    live: Arc<Live>,
     requests: Vec<Counter>,
     successes: Vec<Counter>,
     prompt_tokens: Vec<Counter>,
@@ -158,6 +160,7 @@ impl RequestMetrics {
         Self {
             model: model.to_owned(),
             clock,
+            live: Arc::new(Live::new(clock)),
             requests: counters(&REQUESTS),
             successes: counters(&SUCCESSES),
             prompt_tokens: counters(&PROMPT_TOKENS),
@@ -188,6 +191,11 @@ impl RequestMetrics {
             cache_usage: gauge(CACHE_USAGE),
             cache_hit_rate: gauge(CACHE_HIT_RATE),
         }
+    }
+
+    /// The same numbers as a page of the coordinator shows them: their last minutes.
+    pub fn live(&self) -> Arc<Live> {
+        Arc::clone(&self.live)
     }
 
     /// Starts the clock of a request that has just arrived.
@@ -355,6 +363,7 @@ impl RequestTimer {
     /// The cluster took the request.
     pub fn admitted(&self, prompt_tokens: usize) {
         add(&self.metrics.prompt_tokens, prompt_tokens as u64);
+        self.metrics.live.admitted(prompt_tokens as u64);
     }
 
     /// A prompt has been computed; its request had waited for `queue` since submission.
@@ -370,19 +379,24 @@ impl RequestTimer {
         let now = self.metrics.clock.now();
         let last = self.last.get_mut(choice).and_then(|last| last.replace(now));
         match (last, self.first) {
-            (Some(last), _) => record(&self.metrics.itl, now - last),
+            (Some(last), _) => {
+                record(&self.metrics.itl, now - last);
+                self.metrics.live.gap(now - last);
+            }
             (None, None) => {
                 self.first = Some(now);
                 if let Some(span) = &self.span {
                     span.first_token(now);
                 }
                 record(&self.metrics.ttft, now - self.arrived);
+                self.metrics.live.first_token(now - self.arrived);
             }
             // The first token of a further choice.
             (None, Some(_)) => {}
         }
         self.tokens += 1;
         add(&self.metrics.generation_tokens, 1);
+        self.metrics.live.token();
     }
 
     /// A choice has ended.
@@ -455,6 +469,7 @@ impl RequestTimer {
         let durations = self.durations();
         self.state = State::Succeeded;
         add(&self.metrics.successes, 1);
+        self.metrics.live.answered();
         self.metrics.inference.record(durations.inference.as_secs_f64());
         self.metrics.time_per_token.record(durations.per_token.as_secs_f64());
         self.metrics.generated.record(f64::from(self.tokens));
@@ -478,6 +493,7 @@ impl RequestTimer {
             span.failed(label, message);
         }
         self.state = State::Failed;
+        self.metrics.live.failed();
         for name in FAILURES {
             counter!(name, "model_name" => self.metrics.model.clone(), "err" => label).increment(1);
         }

@@ -4,14 +4,17 @@ mod fake_node;
 mod http_support;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use config::{AdminConfig, Secret};
-use coordinator::admin;
+use coordinator::admin::{self, About};
+use coordinator::live::Live;
 use fake_node::{Coordinator, request};
 use http_support::client::{Response, exchange};
 use protocol::blocks::{BlockAudit, BlockOwner, JobKey, JobKind, MAX_BLOCK_OWNERS, OwnerKind};
 use protocol::control::{CoordinatorMessage, LoadReport, NodeMessage, WorkDone};
 use protocol::ids::{Epoch, RequestId};
+use runtime::clock::Clock;
 use serde_json::json;
 
 const TOKEN: &str = "operators-only-0123456789";
@@ -31,7 +34,13 @@ fn open(coordinator: &Coordinator) -> SocketAddr {
         listen: "127.0.0.1:0".to_owned(),
         tokens: vec![Secret::new("another-token-0123456789"), Secret::new(TOKEN)],
     };
-    let front = admin::bind(&config, coordinator.handle.clone())
+    let about = About {
+        node: "c0".to_owned(),
+        model: "tiny".to_owned(),
+    };
+    let live = Arc::new(Live::new(Clock));
+    live.sample(&coordinator.handle.status());
+    let front = admin::bind(&config, coordinator.handle.clone(), live, about)
         .expect("a port")
         .expect("configured");
     tokio::spawn(front.server);
@@ -132,6 +141,7 @@ async fn what_cannot_be_done_is_said_and_strangers_stay_out() {
     for token in ["", "wrong-token-0123456789012", &TOKEN[..20]] {
         for (method, path) in [
             ("GET", "/nodes"),
+            ("GET", "/status?since=0"),
             ("GET", "/debug/blocks"),
             ("POST", "/nodes/d0/drain"),
             ("GET", "/nothing"),
@@ -152,6 +162,10 @@ async fn what_cannot_be_done_is_said_and_strangers_stay_out() {
         ("GET", "/debug/decisions/1f", "", 404, "1f"),
         ("GET", "/debug/requests?most=0", "", 400, "most=0"),
         ("GET", "/debug/requests?least=1", "", 400, "least"),
+        ("GET", "/status?since=-1", "", 400, "since=-1"),
+        ("GET", "/status?until=3", "", 400, "until=3"),
+        ("GET", "/dashboard/other.js", "", 404, "no such file"),
+        ("GET", "/dashboard?token=x", "", 400, "no query"),
         ("GET", "/debug/blocks?node=d0", "", 400, "node=d0"),
         ("POST", "/nodes/d0/drain?move=true", "", 400, "move=true"),
         (
@@ -256,9 +270,75 @@ async fn a_node_that_answers_more_than_it_may_is_sent_away() {
     coordinator.until(|status| status.nodes.len() == 1).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_status_has_the_last_minutes_and_the_page_has_all_it_loads() {
+    let (coordinator, _prefill, _decode) = Coordinator::with_nodes().await;
+    let address = open(&coordinator);
+    let status = ask(address, "GET", "/status", TOKEN, "").await.json();
+    assert_eq!(
+        (&status["coordinator"]["node"], &status["coordinator"]["model"]),
+        (&json!("c0"), &json!("tiny")),
+        "{status}"
+    );
+    assert_eq!(
+        (&status["ready"], &status["gone"]),
+        (&json!(true), &json!([])),
+        "{status}"
+    );
+    assert_eq!(
+        status["recent"]["ttft_ms"],
+        json!({"p50": null, "p90": null, "p99": null, "count": 0})
+    );
+    assert!(status["series"].is_null(), "{status}");
+    let series = ask(address, "GET", "/status?since=0", TOKEN, "").await.json()["series"].clone();
+    assert_eq!((&series["first"], &series["next"]), (&json!(0), &json!(1)), "{series}");
+    assert_eq!(
+        series["kv_used"]["prefill"].as_array().map(Vec::len),
+        Some(1),
+        "{series}"
+    );
+    assert_eq!(series["kv_used"]["both"], json!([null]), "{series}");
+    let none = ask(address, "GET", "/status?since=1", TOKEN, "").await.json()["series"].clone();
+    assert_eq!((&none["next"], &none["queued"]), (&json!(1), &json!([])), "{none}");
+
+    // Nothing on the page is secret: it needs no token. It asks for one.
+    let page = ask(address, "GET", "/dashboard", "", "").await;
+    let policy = page.header("content-security-policy").expect("a policy").to_owned();
+    assert!(
+        policy.contains("default-src 'none'") && policy.contains("trusted-types 'none'"),
+        "{policy}"
+    );
+    assert!(!policy.contains("unsafe") && !policy.contains("http"), "{policy}");
+    let text = page.text();
+    let loaded: Vec<&str> = text.split('"').filter(|part| part.starts_with("dashboard/")).collect();
+    assert!(loaded.len() >= 4 && !text.contains("http"), "{text}");
+    let scripts = [
+        "charts.js",
+        "dom.js",
+        "nodes.js",
+        "record.js",
+        "requests.js",
+        "server.js",
+    ];
+    let scripts = scripts.iter().map(|name| format!("dashboard/{name}"));
+    for path in loaded.iter().map(|path| (*path).to_owned()).chain(scripts) {
+        let file = ask(address, "GET", &format!("/{path}"), "", "").await;
+        assert_eq!(file.status, 200, "{path}");
+        assert_eq!(file.header("content-security-policy"), Some(policy.as_str()), "{path}");
+        assert_eq!(file.header("x-content-type-options"), Some("nosniff"), "{path}");
+        assert!(!file.text().contains("innerHTML"), "{path}");
+    }
+}
+
 #[tokio::test]
 async fn without_an_address_there_is_no_admin_plane() {
     let coordinator = Coordinator::start().await;
-    let none = admin::bind(&AdminConfig::default(), coordinator.handle.clone());
+    let live = Arc::new(Live::new(Clock));
+    let none = admin::bind(
+        &AdminConfig::default(),
+        coordinator.handle.clone(),
+        live,
+        About::default(),
+    );
     assert!(none.expect("nothing to bind").is_none());
 }

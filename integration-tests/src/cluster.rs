@@ -231,6 +231,11 @@ impl Cluster {
         self.doors[0].control
     }
 
+    /// `http://host:port` of the first coordinator's admin plane.
+    pub fn admin_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.doors[0].admin)
+    }
+
     /// Asks the admin plane of a coordinator; status and answer.
     pub async fn admin(&self, coordinator: usize, method: &str, path: &str, body: &str) -> Result<(u16, Value)> {
         let url = format!("http://127.0.0.1:{}{path}", self.doors[coordinator].admin);

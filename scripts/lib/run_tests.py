@@ -18,7 +18,7 @@ CLIENTS = REPO / "integration-tests" / "clients"
 # Clients that others have written, each kind in an environment of its own: they pin different versions of the same packages.
 ENVIRONMENTS = REPO / ".baton" / "clients"
 # Parts that run such clients.
-CLIENT_PARTS = {"clients", "deploy", "suites"}
+CLIENT_PARTS = {"clients", "dashboard", "deploy", "suites"}
 PROGRAMS = ("coordinator", "prefill-node", "decode-node", "node", "model", "fuzz", "load")
 RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored;")
 # A part that takes longer hangs, in seconds.

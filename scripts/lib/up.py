@@ -4,6 +4,7 @@ import argparse
 import ctypes
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ REPO = Path(__file__).resolve().parents[2]
 STATE = REPO / ".baton"
 LOGS = STATE / "logs"
 CERTS = STATE / "certs"
+ADMIN_TOKEN = STATE / "admin-token"
 PROGRAMS = ("coordinator", "prefill-node", "decode-node", "model")
 HOST = "127.0.0.1"
 # Bounds of the waits, in seconds.
@@ -29,6 +31,7 @@ DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 HUB = "hf://"
 MODEL_HELP = "GGUF file or model directory, or hf://ORG/NAME[/FILE.gguf][@REVISION] (default: scripts/fetch-model)"
 PROMPT = "The capital of France is"
+ADMIN_PORT = 7700
 PR_SET_PDEATHSIG = 1
 
 
@@ -57,11 +60,12 @@ def main():
             name = arguments.model.removeprefix(HUB).split("@")[0]
             os.environ.setdefault("BATON_MODEL__MODEL_NAME", name)
         names = mint_certificates(programs["coordinator"], arguments)
-        start_all(port, programs, model, names, processes)
+        admin = admin_plane()
+        start_all(port, programs, model, names, admin, processes)
         wait_until_ready(port, processes)
         ask(port)
         if not arguments.check:
-            show_commands(port)
+            show_commands(port, programs["coordinator"], admin)
             watch(processes)
         status = 0
     except Stopped:
@@ -236,7 +240,24 @@ class Process:
         return f"{self.name} {how}; the end of {self.log}:\n{tail}"
 
 
-def start_all(port, programs, model, names, processes):
+def admin_plane():
+    """Where operators find the coordinator: address and token. What the environment says stands."""
+    listen = os.environ.get("BATON_ADMIN__LISTEN")
+    if listen is not None or "BATON_ADMIN__TOKENS" in os.environ:
+        return listen, None, {}
+    try:
+        port = take_port(ADMIN_PORT)
+    except Failed:
+        port = take_port(0)
+    token = secrets.token_urlsafe(24)
+    ADMIN_TOKEN.unlink(missing_ok=True)
+    with open(os.open(ADMIN_TOKEN, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as kept:
+        kept.write(token + "\n")
+    listen = f"{HOST}:{port}"
+    return listen, token, {"BATON_ADMIN__LISTEN": listen, "BATON_ADMIN__TOKENS": token}
+
+
+def start_all(port, programs, model, names, admin, processes):
     LOGS.mkdir(parents=True, exist_ok=True)
     meeting = f"{HOST}:{free_udp_port()}"
     common = {"BATON_MODEL__PATH": str(model), "BATON_CLUSTER__CA_CERT_PATH": str(CERTS / "ca.pem")}
@@ -250,6 +271,7 @@ def start_all(port, programs, model, names, processes):
                 settings["BATON_COORDINATOR__HTTP_HOST"] = HOST
                 settings["BATON_COORDINATOR__HTTP_PORT"] = str(port)
                 settings["BATON_COORDINATOR__LISTEN"] = meeting
+                settings |= admin[2]
                 program = programs["coordinator"]
             else:
                 settings["BATON_NODE__ID"] = name
@@ -323,7 +345,7 @@ def model_name(port):
         return "MODEL"
 
 
-def show_commands(port):
+def show_commands(port, coordinator, admin):
     url = f"http://{HOST}:{port}"
     prompt = json.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": 24}})
     completion = json.dumps({"model": model_name(port), "prompt": PROMPT, "max_tokens": 24, "temperature": 0})
@@ -333,6 +355,12 @@ def show_commands(port):
     say(f"  curl {url}/generate {header} -d '{prompt}'")
     say(f"  curl -N {url}/generate_stream {header} -d '{prompt}'")
     say(f"  curl {url}/v1/completions {header} -d '{completion}'")
+    listen, token, _ = admin
+    if token is not None:
+        say(f"  BATON_ADMIN_TOKEN=$(cat {ADMIN_TOKEN}) {coordinator} status --admin http://{listen} --watch")
+        say(f"dashboard: http://{listen}/dashboard#token={token}")
+    elif listen:
+        say(f"dashboard: http://{listen}/dashboard")
     say(f"logs: {LOGS}. Ctrl-C stops the cluster.")
 
 

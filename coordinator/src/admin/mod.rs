@@ -2,6 +2,8 @@
 //!
 //! | path | what |
 //! |---|---|
+//! | `GET /dashboard` | a page for operators, which asks for the token; see [`dashboard`] |
+//! | `GET /status`, `?since=N` | the cluster in one answer: nodes, pools, recent rates and latencies, and the last minutes |
 //! | `GET /nodes`, `GET /nodes/{node}` | the connected nodes: role, blocks, jobs |
 //! | `POST /nodes/{node}/drain` | the node gets nothing new and finishes what runs; `{"move": true}` moves what generates elsewhere at once |
 //! | `POST /nodes/{node}/undrain` | it takes jobs again |
@@ -14,10 +16,13 @@
 //! Errors are `{"error": "..."}` with 400, 401, 404, 409 or 503.
 
 pub mod answers;
+pub mod dashboard;
 pub mod handlers;
+pub mod status;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::dev::Server;
@@ -28,19 +33,31 @@ use config::{AdminConfig, Secret};
 use self::answers::Problem;
 use crate::handle::CoordinatorHandle;
 use crate::http::keys;
+use crate::live::Live;
 
 /// Longest body, in bytes.
 const MAX_BODY: usize = 65_536;
 /// Longest wait for a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The path that takes a query.
-const TAKES_QUERY: &str = "/debug/requests";
+/// The paths that take a query.
+const TAKE_QUERIES: [&str; 2] = ["/status", "/debug/requests"];
+
+/// Whose admin plane it is.
+#[derive(Clone, Debug, Default)]
+pub struct About {
+    /// Name of the coordinator.
+    pub node: String,
+    /// The name that clients use for the model.
+    pub model: String,
+}
 
 /// What the handlers share.
 pub struct AdminState {
     handle: CoordinatorHandle,
     tokens: Vec<Secret>,
+    live: Arc<Live>,
+    about: About,
 }
 
 impl AdminState {
@@ -48,7 +65,7 @@ impl AdminState {
     fn admit(&self, request: &HttpRequest) -> Result<(), Problem> {
         match keys::bearer(request.headers()).and_then(|given| keys::find(&self.tokens, given)) {
             // What is not understood is not ignored.
-            Some(_) if request.path() != TAKES_QUERY && !request.query_string().is_empty() => {
+            Some(_) if !TAKE_QUERIES.contains(&request.path()) && !request.query_string().is_empty() => {
                 let query: String = request.query_string().chars().take(64).collect();
                 let path = request.path();
                 Err(Problem::Invalid(format!(
@@ -69,11 +86,16 @@ pub struct AdminFront {
     pub address: SocketAddr,
 }
 
-/// Binds the configured address; `None` if there is none. Must be called within a tokio runtime.
+/// Binds the configured address; `None` if there is none. `live`: the last minutes, which somebody samples. Must be called within a tokio runtime.
 ///
 /// # Errors
 /// The address cannot be bound.
-pub fn bind(config: &AdminConfig, handle: CoordinatorHandle) -> io::Result<Option<AdminFront>> {
+pub fn bind(
+    config: &AdminConfig,
+    handle: CoordinatorHandle,
+    live: Arc<Live>,
+    about: About,
+) -> io::Result<Option<AdminFront>> {
     if config.listen.is_empty() {
         return Ok(None);
     }
@@ -82,6 +104,8 @@ pub fn bind(config: &AdminConfig, handle: CoordinatorHandle) -> io::Result<Optio
     let state = Data::new(AdminState {
         handle,
         tokens: config.tokens.clone(),
+        live,
+        about,
     });
     let server = HttpServer::new(move || {
         App::new()
@@ -102,12 +126,15 @@ pub fn bind(config: &AdminConfig, handle: CoordinatorHandle) -> io::Result<Optio
 
 fn routes(service: &mut web::ServiceConfig) {
     service
+        .route("/dashboard", web::get().to(dashboard::page))
+        .route("/dashboard/{file}", web::get().to(dashboard::file))
+        .route("/status", web::get().to(status::status))
         .route("/nodes", web::get().to(handlers::nodes))
         .route("/nodes/{node}", web::get().to(handlers::node))
         .route("/nodes/{node}/drain", web::post().to(handlers::drain))
         .route("/nodes/{node}/undrain", web::post().to(handlers::undrain))
         .route("/nodes/{node}/role", web::post().to(handlers::role))
-        .route(TAKES_QUERY, web::get().to(handlers::requests))
+        .route("/debug/requests", web::get().to(handlers::requests))
         .route("/debug/blocks", web::get().to(handlers::blocks))
         .route("/debug/decisions/{request}", web::get().to(handlers::decisions));
 }

@@ -15,6 +15,7 @@ pub mod rates;
 pub mod recent;
 pub mod request;
 pub mod routing;
+pub mod series;
 pub mod stop;
 pub mod types;
 

@@ -357,7 +357,7 @@ pub struct Rates {
 }
 
 /// One connected node.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeStatus {
     /// Its name.
     pub node: String,

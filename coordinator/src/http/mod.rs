@@ -18,6 +18,7 @@ pub mod body;
 pub mod caller;
 pub mod connection;
 mod constraints;
+pub mod dashboard;
 pub mod docs;
 pub mod envelope;
 pub mod error;

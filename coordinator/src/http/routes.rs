@@ -104,6 +104,7 @@ fn generating() -> Vec<Entry> {
 }
 
 fn reading() -> Vec<Entry> {
+    use super::dashboard::page as dashboard;
     use docs::viewer::{file, page};
     use openai::models::{list, one};
     use tgi::info::{health, info};
@@ -125,6 +126,7 @@ fn reading() -> Vec<Entry> {
             web::get().to(docs::openapi),
             web::head().to(docs::openapi),
         ),
+        Entry::read("/dashboard", web::get().to(dashboard), web::head().to(dashboard)),
         Entry::read("/docs", web::get().to(page), web::head().to(page)),
         Entry::read("/docs/{file}", web::get().to(file), web::head().to(file)),
     ]

@@ -1,5 +1,6 @@
 //! What every handler shares: the cluster, the model's text side, limits, metrics.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -113,6 +114,8 @@ pub struct HttpState {
     pub clock: Clock,
     /// Seconds since 1970-01-01 UTC when the process began to serve.
     pub started_at: u64,
+    /// Where the admin plane listens, once it does.
+    pub admin: OnceLock<SocketAddr>,
     /// Calls that clients may send again.
     pub calls: Arc<Attachments>,
     bodies: BodyReader,
@@ -135,6 +138,7 @@ impl HttpState {
             long_work,
             high_seed_seen: AtomicBool::new(false),
             document: OnceLock::new(),
+            admin: OnceLock::new(),
             lengths: Lengths::new(&config.limits, model.text.max_position_embeddings),
             bodies: BodyReader::new(
                 config.limits.max_body_bytes,

@@ -194,6 +194,10 @@ fn reading() -> Vec<(&'static str, PathItem)> {
             )),
         ),
         ("/openapi.json", item(get("This document.", &[(200, object())]))),
+        (
+            "/dashboard",
+            item(text("Where the dashboard of operators is.", "text/html")),
+        ),
         ("/docs", item(text("A page that shows this document.", "text/html"))),
     ]
 }
