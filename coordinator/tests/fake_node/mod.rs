@@ -430,7 +430,7 @@ pub async fn finish(stream: &mut RequestStream) -> (String, Option<Completion>, 
         {
             ClientEvent::Token { token, .. } => text.push_str(&token.visible),
             ClientEvent::Ended { completion, .. } => end = Some(completion),
-            ClientEvent::Prefill { .. } => {}
+            ClientEvent::Prefill { .. } | ClientEvent::Served(_) => {}
             last @ (ClientEvent::Done { .. } | ClientEvent::Failed(_)) => return (text, end, last),
         }
     }
