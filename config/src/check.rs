@@ -76,7 +76,7 @@ fn first_conflict(config: &Config, layers: &Layers) -> Option<Conflict> {
 /// Whether a rule holds, the two fields it is about, and what would be right.
 type Rule = (bool, Key, Key, &'static str);
 
-fn engine_rules(config: &Config, layers: &Layers) -> [Rule; 9] {
+fn engine_rules(config: &Config, layers: &Layers) -> [Rule; 8] {
     let (engine, limits) = (&config.engine, &config.limits);
     // A pool given in bytes has as many blocks as the model's layout allows, which the node finds out.
     let in_bytes = engine.kv_pool_bytes > 0;
@@ -94,12 +94,6 @@ fn engine_rules(config: &Config, layers: &Layers) -> [Rule; 9] {
             ("engine", "kv_pool_tokens"),
             ("engine", "kv_block_tokens"),
             "kv_pool_tokens must be a whole number of blocks",
-        ),
-        (
-            in_bytes || limits.max_seq_len <= engine.kv_pool_tokens,
-            ("limits", "max_seq_len"),
-            ("engine", "kv_pool_tokens"),
-            "the pool must hold at least one sequence of max_seq_len tokens",
         ),
         (
             engine.prefill_chunk_tokens <= engine.max_batch_tokens,

@@ -276,8 +276,8 @@ fn wrong_configurations_are_refused_with_a_useful_line() {
 fn the_last_legal_values_before_a_contradiction_are_accepted() {
     assert!(try_load("", &[], &["transfer.datagram_bytes=6550"]).is_ok());
     assert!(try_load("", &[], &["cluster.keep_alive_ms=750"]).is_ok());
-    assert!(try_load("", &[], &["limits.max_seq_len=32768"]).is_ok());
-    assert!(try_load("", &[], &["engine.kv_pool_bytes=1000000", "limits.max_seq_len=32769"]).is_ok());
+    // Whether the pool holds such a sequence depends on the model: the node finds out.
+    assert!(try_load("", &[], &["limits.max_seq_len=32769"]).is_ok());
     assert!(try_load("", &[], &["engine.kv_pool_bytes=0", "engine.kv_pool_tokens=16384"]).is_ok());
     assert!(try_load("", &[], &["engine.mixed_prefill_tokens=512"]).is_ok());
     assert!(
@@ -322,8 +322,8 @@ fn of_two_sizes_of_the_pool_the_stronger_layer_holds() {
     );
     // What holds is checked: the tokens of the argument, not the bytes of the file.
     assert!(
-        try_load(bytes, &[], &["engine.kv_pool_tokens=4096"]).is_err(),
-        "less than max_seq_len"
+        try_load(bytes, &[], &["engine.kv_pool_tokens=4100"]).is_err(),
+        "no whole number of blocks"
     );
 }
 

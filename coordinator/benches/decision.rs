@@ -46,6 +46,7 @@ fn hello(role: Role, link: u64) -> Hello {
             block_tokens: BLOCK_TOKENS,
             dtype: KvDtype::F16,
             latent: false,
+            window: None,
         },
         total_blocks: 8_192,
         max_num_seqs: 256,
@@ -129,7 +130,7 @@ fn decision(criterion: &mut Criterion) {
         }
     }
     assert_eq!(nodes.prefixes().blocks() as u64, CACHED_BLOCKS / NODES * NODES);
-    let cached = nodes.prefixes().matches(&names);
+    let cached = nodes.prefixes().matches(&names, nodes.kept());
     let wanted = Wanted {
         prefill: Some(&shape),
         decode: Some(&shape),

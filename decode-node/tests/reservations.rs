@@ -19,6 +19,7 @@ const LAYOUT: KvLayout = KvLayout {
     block_tokens: 4,
     dtype: KvDtype::F32,
     latent: false,
+    window: None,
 };
 const FINGERPRINT: Fingerprint = Fingerprint(7);
 

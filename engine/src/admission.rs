@@ -12,6 +12,8 @@
 //! its token limit and a reservation that was refused competes with the next add on equal terms. A sequence alone always
 //! fits (`EngineLimits` demands it), so whoever is oldest starts at the latest when the others are gone.
 
+use protocol::window::Kept;
+
 /// How far ahead the forecast looks, in tokens. Further away the assumption that nobody ends early is worth little, and
 /// the price of being wrong is a preemption.
 pub(crate) const GROWTH_HORIZON_TOKENS: usize = 256;
@@ -34,6 +36,8 @@ pub(crate) struct Holder {
     pub(crate) tokens: usize,
     /// Most tokens whose KV it may add, one a step.
     pub(crate) growth: usize,
+    /// Rows that it lacks before its next token: as many of them as a step takes may need their blocks at once.
+    pub(crate) rows: usize,
     /// Leaves after its growth; otherwise it stays for a time nobody knows.
     pub(crate) leaves: bool,
     /// Whose blocks are among its own: they are counted once for all kin.
@@ -43,17 +47,32 @@ pub(crate) struct Holder {
 /// Reckons with everybody's growth. Keeps its buffer from one question to the next.
 #[derive(Debug)]
 pub(crate) struct Forecast {
-    block_tokens: usize,
+    kept: Kept,
+    /// Most rows of a sequence in a step.
+    most_rows: usize,
     horizon: usize,
     holders: Vec<Holder>,
     /// Families that have been met in a count.
-    met: Vec<u64>,
+    met: Vec<Family>,
+}
+
+/// Kin in a count.
+#[derive(Clone, Copy, Debug)]
+struct Family {
+    name: u64,
+    /// Blocks that they keep.
+    kept: usize,
+    /// How many of these are of the common beginning.
+    common: usize,
+    /// Blocks that they would have if they kept all.
+    whole: usize,
 }
 
 impl Forecast {
-    pub(crate) fn new(block_tokens: usize, horizon: usize) -> Self {
+    pub(crate) fn new(kept: Kept, most_rows: usize, horizon: usize) -> Self {
         Self {
-            block_tokens,
+            kept,
+            most_rows,
             horizon,
             holders: Vec::new(),
             met: Vec::new(),
@@ -91,21 +110,44 @@ impl Forecast {
         met.clear();
         let mut blocks = 0;
         for holder in self.holders.iter().filter(|holder| present(holder)) {
-            blocks += self.blocks_at(holder, step);
-            let Some(kin) = holder.kin else { continue };
-            if met.contains(&kin.family) {
-                blocks -= kin.blocks;
-            } else {
-                met.push(kin.family);
+            let has = self.blocks_at(holder, step);
+            let Some(kin) = holder.kin else {
+                blocks += has;
+                continue;
+            };
+            let tokens = self.tokens_at(holder, step);
+            // Those who are farther have fewer of the common blocks left.
+            let common = self.kept.common_blocks(kin.blocks, tokens);
+            let all = self.kept.all_blocks(tokens).max(holder.blocks);
+            match met.iter_mut().find(|family| family.name == kin.family) {
+                Some(family) => {
+                    family.kept += has - common.min(family.common);
+                    family.common = common.max(family.common);
+                    family.whole += all - kin.blocks.min(all);
+                }
+                None => met.push(Family {
+                    name: kin.family,
+                    kept: has,
+                    common,
+                    whole: all,
+                }),
             }
         }
+        // What has left a window was common, or is made up for: together they never have more than if all were kept.
+        blocks += met.iter().map(|family| family.kept.min(family.whole)).sum::<usize>();
         self.met = met;
         blocks
     }
 
+    fn tokens_at(&self, holder: &Holder, step: usize) -> usize {
+        holder.tokens + holder.growth.min(step).min(self.horizon)
+    }
+
+    /// Where blocks leave a window: the most at once until then, so that nobody has fewer later on.
     fn blocks_at(&self, holder: &Holder, step: usize) -> usize {
-        let tokens = holder.tokens + holder.growth.min(step).min(self.horizon);
-        tokens.div_ceil(self.block_tokens).max(holder.blocks)
+        let tokens = self.tokens_at(holder, step);
+        let rows = holder.rows.min(self.most_rows);
+        self.kept.most_blocks(tokens, rows).max(holder.blocks)
     }
 }
 
@@ -120,13 +162,14 @@ mod tests {
             blocks: 0,
             tokens,
             growth,
+            rows: 1,
             leaves: true,
             kin: None,
         }
     }
 
     fn peak(horizon: usize, holders: &[Holder]) -> usize {
-        Forecast::new(4, horizon).peak(holders.iter().copied(), 0)
+        Forecast::new(Kept::new(None, 4), 8, horizon).peak(holders.iter().copied(), 0)
     }
 
     #[test]
@@ -143,6 +186,7 @@ mod tests {
             blocks: 2,
             tokens: 0,
             growth: 0,
+            rows: 1,
             leaves: false,
             kin: None,
         };
@@ -179,14 +223,14 @@ mod tests {
         ) {
             let holders: Vec<Holder> = raw
                 .iter()
-                .map(|&(blocks, tokens, growth, leaves)| Holder { blocks, tokens, growth, leaves, kin: None })
+                .map(|&(blocks, tokens, growth, leaves)| Holder { blocks, tokens, growth, rows: 1, leaves, kin: None })
                 .collect();
             let walk = (0..=horizon).map(|step| {
                 let present = holders.iter().filter(|h| !h.leaves || h.growth >= step);
                 present.map(|h| (h.tokens + h.growth.min(step)).div_ceil(block_tokens).max(h.blocks)).sum::<usize>()
             });
             let expected = walk.max().unwrap();
-            let got = Forecast::new(block_tokens, horizon).peak(holders.iter().copied(), total);
+            let got = Forecast::new(Kept::new(None, block_tokens), 8, horizon).peak(holders.iter().copied(), total);
             if expected > total {
                 prop_assert_eq!(got, expected);
             } else {

@@ -73,6 +73,7 @@ mod tests {
             mixed_prefill_time: Duration::ZERO,
             max_seq_len: 32,
             prefix_cache: false,
+            window: None,
         }
     }
 

@@ -77,7 +77,12 @@ impl Engine {
         limits.validate()?;
         Ok(Self {
             limits,
-            blocks: BlockManager::new(limits.total_blocks, limits.block_tokens, limits.prefix_cache),
+            blocks: BlockManager::new(
+                limits.total_blocks,
+                limits.block_tokens,
+                limits.kept(),
+                limits.prefix_cache,
+            ),
             scheduler: Scheduler::new(limits, horizon),
             reservations: Reservations::default(),
             held: BTreeMap::new(),
@@ -135,7 +140,8 @@ impl Engine {
         true
     }
 
-    /// The blocks of a sequence, in the order of its positions, also while it is held. Empty while it waits.
+    /// The blocks of a sequence, in the order of its positions, also while it is held. Empty while it waits. The first ones are
+    /// [`BlockId::NONE`] where it has let go of them.
     pub fn block_table(&self, id: SequenceId) -> Option<&[BlockId]> {
         let table = match self.scheduler.get(id) {
             Some(sequence) => &sequence.table,
@@ -339,9 +345,10 @@ impl Engine {
         self.others.extend(self.reservations.holders());
         let tables = self.held.values().map(|held| &held.table).chain(&self.limbo);
         self.others.extend(tables.map(|table| Holder {
-            blocks: table.len(),
+            blocks: table.present().len(),
             tokens: 0,
             growth: 0,
+            rows: 0,
             leaves: false,
             kin: None,
         }));

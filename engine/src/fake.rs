@@ -4,6 +4,7 @@
 //! text. Every plan is checked against the contract of [`crate::plan`], so a wrong one fails its step.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use protocol::sampling::{FinishReason, PromptLogprob, SampledToken, SamplingParams, StopRules};
 use xxhash_rust::xxh3::Xxh3;
@@ -25,13 +26,28 @@ const EMPTY: u32 = u32::MAX;
 pub struct ScriptedModel {
     /// Number of tokens in the vocabulary; at least 1.
     pub vocab_size: u32,
+    /// How many of the last tokens decide what comes next; `None`: all.
+    pub window: Option<usize>,
 }
 
 impl ScriptedModel {
+    /// A model of so many tokens whose rows see everything.
+    pub const fn new(vocab_size: u32) -> Self {
+        Self {
+            vocab_size,
+            window: None,
+        }
+    }
+
+    /// The same with a window.
+    pub const fn with_window(self, window: Option<usize>) -> Self {
+        Self { window, ..self }
+    }
+
     /// The token after `tokens`, the first `prompt_len` of which are the prompt.
     pub fn next_token(&self, tokens: &[u32], prompt_len: usize, params: &SamplingParams) -> SampledToken {
         let position = (tokens.len() - prompt_len) as u32;
-        let mut hash = hash_of(tokens);
+        let mut hash = self.hash_of(tokens);
         if !params.greedy {
             let (seed, choice) = params.stream_of(0);
             hash.update(&seed.to_le_bytes());
@@ -65,7 +81,7 @@ impl ScriptedModel {
     /// The `count` most probable tokens after `tokens` with their log-probabilities, best first, equals by their id: coarse
     /// values, so that sums are exact and equals are common.
     pub fn candidates(&self, tokens: &[u32], count: usize) -> Vec<(u32, f32)> {
-        let before = hash_of(tokens);
+        let before = self.hash_of(tokens);
         let value = |token: u32| {
             let mut hash = before.clone();
             hash.update(&token.to_le_bytes());
@@ -87,7 +103,7 @@ impl ScriptedModel {
 
     fn target(&self, before: &[u32], target: u32, alternatives: u8) -> PromptLogprob {
         PromptLogprob {
-            logprob: target_logprob(before, target),
+            logprob: self.target_logprob(before, target),
             top: match alternatives {
                 0 => Vec::new(),
                 some => self.candidates(before, usize::from(some)),
@@ -122,25 +138,30 @@ impl ScriptedModel {
     fn token(&self, digest: u64) -> u32 {
         (digest % u64::from(self.vocab_size.max(1))) as u32
     }
-}
 
-fn hash_of(tokens: &[u32]) -> Xxh3 {
-    let mut hash = Xxh3::new();
-    for token in tokens {
-        hash.update(&token.to_le_bytes());
+    /// The first of `tokens` tokens that the last of them sees.
+    fn first_seen(&self, tokens: usize) -> usize {
+        self.window.map_or(0, |window| tokens.saturating_sub(window))
     }
-    hash
+
+    fn hash_of(&self, tokens: &[u32]) -> Xxh3 {
+        let mut hash = Xxh3::new();
+        for token in &tokens[self.first_seen(tokens.len())..] {
+            hash.update(&token.to_le_bytes());
+        }
+        hash
+    }
+
+    fn target_logprob(&self, before: &[u32], target: u32) -> f32 {
+        let mut hash = self.hash_of(before);
+        hash.update(&target.to_le_bytes());
+        hash.update(b"target");
+        logprob(hash.digest())
+    }
 }
 
 fn logprob(digest: u64) -> f32 {
     -(((digest >> 32) % 1000) as f32) / 64.0
-}
-
-fn target_logprob(before: &[u32], target: u32) -> f32 {
-    let mut hash = hash_of(before);
-    hash.update(&target.to_le_bytes());
-    hash.update(b"target");
-    logprob(hash.digest())
 }
 
 /// A pool of fake KV blocks and the fake model over it.
@@ -188,7 +209,12 @@ impl ScriptedRunner {
 
     /// The tokens whose KV is in the first `len` slots of `blocks`.
     pub fn read_kv(&self, blocks: &[BlockId], len: usize) -> Result<Vec<u32>, RunnerError> {
-        (0..len)
+        self.read_part(blocks, 0..len)
+    }
+
+    /// The tokens whose KV is in some slots of `blocks`.
+    pub fn read_part(&self, blocks: &[BlockId], positions: Range<usize>) -> Result<Vec<u32>, RunnerError> {
+        positions
             .map(|position| match self.slots[self.slot(blocks, position)?] {
                 EMPTY => Err(invalid(format!("position {position} was never written"))),
                 token => Ok(token),
@@ -240,7 +266,11 @@ impl ScriptedRunner {
             }
             next_row += planned.rows.len;
             let first_written = planned.start_position as usize / self.block_tokens;
+            let first_seen = self.model.first_seen(planned.start_position as usize + 1) / self.block_tokens;
             for (index, block) in part(&plan.block_ids, planned.blocks, "blocks")?.iter().enumerate() {
+                if !block.is_some() && index < first_seen {
+                    continue;
+                }
                 let entry = uses.entry(*block).or_default();
                 *entry = (entry.0 + 1, entry.1 || index >= first_written);
             }
@@ -283,7 +313,10 @@ impl ScriptedRunner {
             let slot = self.slot(blocks, start + row)?;
             self.slots[slot] = *token;
         }
-        let tokens = self.read_kv(blocks, start + rows.len())?;
+        // What no row sees may be anything.
+        let first = self.model.first_seen(start + 1);
+        let mut tokens = vec![EMPTY; first];
+        tokens.extend(self.read_part(blocks, first..start + rows.len())?);
         if !targets.is_empty() {
             let values = targets.iter().enumerate();
             let values = values
@@ -295,7 +328,7 @@ impl ScriptedRunner {
             output.prompt_logprobs.push((planned.id, values));
         }
         if let Some(sample) = &planned.sample {
-            let prompt_len = check_sample(plan, sample, &tokens)?;
+            let prompt_len = check_sample(plan, sample, &tokens, first)?;
             match sample.wanted {
                 Wanted::Tokens(count) => output.sampled.extend((0..count).map(|choice| {
                     let params = SamplingParams {
@@ -342,11 +375,12 @@ impl Runner for ScriptedRunner {
     }
 }
 
-/// The sampling instructions fit the tokens; returns the length of the prompt.
-fn check_sample(plan: &StepPlan, sample: &SampleSpec, tokens: &[u32]) -> Result<usize, RunnerError> {
+/// The sampling instructions fit the tokens, which are known from the `first` on; returns the length of the prompt.
+fn check_sample(plan: &StepPlan, sample: &SampleSpec, tokens: &[u32], first: usize) -> Result<usize, RunnerError> {
     let history = part(&plan.history, sample.history, "history")?;
     let expected = if sample.params.needs_history() { tokens } else { &[] };
-    if history != expected {
+    let known = first.min(expected.len());
+    if history.len() != expected.len() || history[known..] != expected[known..] {
         return Err(invalid(format!(
             "history has {} tokens, not the {} expected",
             history.len(),
@@ -380,100 +414,4 @@ fn invalid(reason: String) -> RunnerError {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::runner::NoObserver;
-
-    const MODEL: ScriptedModel = ScriptedModel { vocab_size: 1000 };
-
-    fn span(start: u32, len: u32) -> Span {
-        Span { start, len }
-    }
-
-    /// The last of five tokens, the first four of which are in block 3.
-    fn plan() -> StepPlan {
-        let sample = SampleSpec {
-            wanted: Wanted::Tokens(1),
-            params: Arc::new(SamplingParams::greedy()),
-            output_position: 1,
-            history: Span::default(),
-            prompt_len: 4,
-        };
-        let planned = PlannedSequence {
-            id: SequenceId(0),
-            owner: SequenceId(0),
-            rows: span(0, 1),
-            start_position: 4,
-            adapter: None,
-            blocks: span(0, 2),
-            sample: Some(sample),
-            targets: Span::default(),
-            target_alternatives: 0,
-        };
-        StepPlan {
-            step: 1,
-            token_ids: vec![15],
-            sequences: vec![planned],
-            block_ids: vec![BlockId(3), BlockId(1)],
-            ..StepPlan::default()
-        }
-    }
-
-    fn run(kv: &[u32], change: impl FnOnce(&mut StepPlan)) -> Result<u32, String> {
-        let mut runner = ScriptedRunner::new(MODEL, 4, 4);
-        runner.write_kv(&[BlockId(3)], kv).unwrap();
-        let mut plan = plan();
-        change(&mut plan);
-        let output = runner.run(&plan, &mut NoObserver).map_err(|error| error.to_string())?;
-        Ok(output.sampled[0].1.token)
-    }
-
-    #[test]
-    fn the_token_depends_on_the_kv() {
-        let token = MODEL
-            .next_token(&[11, 12, 13, 14, 15], 4, &SamplingParams::greedy())
-            .token;
-        assert_eq!(run(&[11, 12, 13, 14], |_| ()), Ok(token));
-        assert_ne!(run(&[11, 13, 12, 14], |_| ()), Ok(token));
-        let lost = run(&[11, 12, 13], |_| ());
-        assert_eq!(lost, Err("invalid plan: position 3 was never written".to_owned()));
-    }
-
-    #[test]
-    fn plans_that_break_the_contract_are_refused() {
-        let refused = |change: fn(&mut StepPlan)| run(&[11, 12, 13, 14], change).unwrap_err();
-        type Change = fn(&mut StepPlan);
-        let cases: [(Change, &str); 8] = [
-            (|p| p.step = 0, "step 0 has 1 sequences"),
-            (|p| p.token_ids.push(1), "1 of 2 rows belong to a sequence"),
-            (|p| p.sequences[0].rows = span(1, 1), "rows of sequence 0 start at 1"),
-            (|p| p.block_ids[1] = BlockId(3), "block 3 is written and in two places"),
-            (|p| p.block_ids[1] = BlockId(4), "block 4 is not in the pool"),
-            (
-                |p| p.sequences[0].blocks = span(0, 1),
-                "position 4 lies beyond 1 blocks",
-            ),
-            (
-                |p| p.sequences[0].blocks = span(1, 2),
-                "blocks 1..+2 lie outside of an array of 2",
-            ),
-            (
-                |p| p.sequences[0].sample.as_mut().unwrap().output_position = 2,
-                "output position 2 after 5 tokens with a prompt of 4",
-            ),
-        ];
-        for (change, reason) in cases {
-            assert_eq!(refused(change), format!("invalid plan: {reason}"));
-        }
-        let no_history = refused(|p| {
-            let params = SamplingParams {
-                repetition_penalty: 2.0,
-                ..SamplingParams::greedy()
-            };
-            p.sequences[0].sample.as_mut().unwrap().params = Arc::new(params);
-        });
-        assert_eq!(no_history, "invalid plan: history has 0 tokens, not the 5 expected");
-    }
-}
+mod tests;

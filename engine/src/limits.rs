@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use protocol::window::Kept;
 use thiserror::Error;
 
 /// What bounds an engine. Fixed for its lifetime.
@@ -27,12 +28,30 @@ pub struct EngineLimits {
     pub max_seq_len: usize,
     /// Computed blocks are kept while there is room, and used again by sequences that begin with the same tokens.
     pub prefix_cache: bool,
+    /// Positions that a row of the model sees, its own included: sequences let go of the blocks before them. `None`: some layer
+    /// sees everything.
+    pub window: Option<usize>,
 }
 
 impl EngineLimits {
     /// Blocks that hold `tokens` tokens.
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_tokens)
+    }
+
+    /// Which blocks of a sequence are kept.
+    pub fn kept(&self) -> Kept {
+        Kept::new(self.window, self.block_tokens)
+    }
+
+    /// Most rows of a sequence in a step.
+    pub fn most_rows(&self) -> usize {
+        self.prefill_chunk_tokens.min(self.max_batch_tokens)
+    }
+
+    /// Blocks that the longest sequence has at once.
+    pub fn longest_blocks(&self) -> usize {
+        self.kept().most_blocks(self.max_seq_len, self.most_rows())
     }
 
     /// Checks the limits one by one and against each other.
@@ -61,11 +80,22 @@ impl EngineLimits {
                 max_num_seqs: self.max_num_seqs,
             });
         }
-        let pool_tokens = self.total_blocks.saturating_mul(self.block_tokens);
-        if self.max_seq_len > pool_tokens {
-            return Err(LimitsError::SmallPool {
-                max_seq_len: self.max_seq_len,
-                pool_tokens,
+        if self.window == Some(0) {
+            return Err(LimitsError::Zero { field: "window" });
+        }
+        let needed = self.longest_blocks();
+        if needed > self.total_blocks {
+            return Err(match self.window {
+                None => LimitsError::SmallPool {
+                    max_seq_len: self.max_seq_len,
+                    pool_tokens: self.total_blocks.saturating_mul(self.block_tokens),
+                },
+                Some(window) => LimitsError::SmallPoolOfWindows {
+                    window,
+                    rows: self.most_rows(),
+                    total_blocks: self.total_blocks,
+                    needed,
+                },
             });
         }
         // Spans of a plan are 32 bits wide; the longest array is the one of the token histories.
@@ -108,6 +138,21 @@ pub enum LimitsError {
         max_seq_len: usize,
         /// Tokens of the pool.
         pool_tokens: usize,
+    },
+    /// As [`LimitsError::SmallPool`], where sequences keep the blocks of a window.
+    #[error(
+        "total_blocks is {total_blocks}; it must be at least {needed}, which hold a window of {window} tokens and a chunk of \
+         {rows} rows"
+    )]
+    SmallPoolOfWindows {
+        /// The model's window.
+        window: usize,
+        /// Rows of a chunk.
+        rows: usize,
+        /// Blocks of the pool.
+        total_blocks: usize,
+        /// What is needed.
+        needed: usize,
     },
     /// The arrays of a plan could outgrow their 32-bit indices.
     #[error(

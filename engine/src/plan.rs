@@ -9,6 +9,17 @@ use protocol::sampling::{PromptLogprob, SampledToken, SamplingParams};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct BlockId(pub u32);
 
+impl BlockId {
+    /// Stands in a block table for a block that the sequence has let go of, as no row will see it again
+    /// (`EngineLimits::window`). It is in no pool.
+    pub const NONE: Self = Self(u32::MAX);
+
+    /// Whether there is a block.
+    pub fn is_some(self) -> bool {
+        self != Self::NONE
+    }
+}
+
 /// A sequence of the local engine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct SequenceId(pub u64);
@@ -70,7 +81,8 @@ pub struct PlannedSequence {
     pub rows: Span,
     /// Position of the first row: the number of tokens whose KV is already in the blocks.
     pub start_position: u32,
-    /// Its block table, in `StepPlan::block_ids`: covers at least the positions `0..start_position + rows.len`.
+    /// Its block table, in `StepPlan::block_ids`: covers at least the positions `0..start_position + rows.len`. The first
+    /// ones are [`BlockId::NONE`] where no row sees anything of them.
     pub blocks: Span,
     /// The model's adapter that is applied to its rows, by its number; `None`: the model as it is.
     pub adapter: Option<u32>,

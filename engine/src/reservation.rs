@@ -46,12 +46,14 @@ impl Reservation {
         self.id
     }
 
-    /// The blocks, in the order of the sequence's positions.
+    /// The blocks, in the order of the sequence's positions; [`BlockId::NONE`] for those before the window of the first row
+    /// that will be computed.
     pub fn blocks(&self) -> &[BlockId] {
         self.table.blocks()
     }
 
-    /// How many of the first blocks hold their KV already. Others may have them too: they must not be written.
+    /// How many of the first blocks need not be filled: they lie before the window, or hold their KV already, and others may have
+    /// them too.
     pub fn have_blocks(&self) -> usize {
         self.have_blocks
     }
@@ -164,6 +166,17 @@ pub enum CommitError {
         /// Cached blocks of the reservation.
         have_blocks: usize,
     },
+    /// The sequences would read blocks that were not reserved.
+    #[error(
+        "num_computed is {num_computed}; the first {missing_blocks} blocks were not reserved, as the rows after the tokens \
+         reserved for do not see them"
+    )]
+    Window {
+        /// What was said to be computed.
+        num_computed: usize,
+        /// Blocks that are not there.
+        missing_blocks: usize,
+    },
     /// A beam search that does not fit.
     #[error(transparent)]
     Beam(#[from] BeamError),
@@ -228,6 +241,7 @@ impl Reservations {
             blocks: open.blocks.len(),
             tokens: open.tokens,
             growth: open.growth,
+            rows: 1,
             leaves: false,
             kin: Some(open.kin),
         };
@@ -246,12 +260,12 @@ impl Reservations {
 
     /// Gives a table away.
     pub(crate) fn issue(&mut self, table: BlockTable, tokens: usize, newcomer: &Newcomer) -> Reservation {
-        let (alive, have_blocks) = (Arc::new(()), table.indexed());
+        let (alive, have_blocks) = (Arc::new(()), table.ready());
         let id = ReservationId(self.issued);
         self.open.push(OpenReservation {
             id,
             alive: alive.clone(),
-            blocks: table.blocks().into(),
+            blocks: table.present().into(),
             tokens,
             growth: newcomer.growth,
             choices: newcomer.choices,

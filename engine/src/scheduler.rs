@@ -56,7 +56,7 @@ impl Scheduler {
             limits,
             running: Vec::with_capacity(limits.max_num_seqs),
             waiting: VecDeque::new(),
-            forecast: Forecast::new(limits.block_tokens, horizon),
+            forecast: Forecast::new(limits.kept(), limits.most_rows(), horizon),
             counts: Counts::default(),
             times: StepTimes::default(),
         }
@@ -247,7 +247,13 @@ impl Scheduler {
                 at += 1;
                 continue;
             }
-            let holders = self.running.iter().chain([next]).map(Sequence::holder);
+            let lost = self.has_lost_kin(next);
+            if let Some(next) = self.waiting.get_mut(at).filter(|_| lost) {
+                // It goes on alone, and so its blocks are counted.
+                next.kin = None;
+            }
+            let next = self.waiting.get(at);
+            let holders = self.running.iter().chain(next).map(Sequence::holder);
             let total = pass.pool.total();
             if self.forecast.peak(holders.chain(pass.others.iter().copied()), total) > total {
                 return;
@@ -276,7 +282,11 @@ impl Scheduler {
             return;
         };
         let mut table = std::mem::take(&mut sequence.table);
-        let tokens = pool.attach(&mut table, &sequence.content(), limit) * self.limits.block_tokens;
+        let kept = self.limits.kept();
+        let found = pool.attach(&mut table, &sequence.content(), limit, |blocks| {
+            kept.first_of_blocks(blocks)
+        });
+        let tokens = found * self.limits.block_tokens;
         (sequence.table, sequence.num_computed) = (table, tokens);
         match sequence.cached_tokens {
             Some(_) => self.counts.resumed_tokens += tokens as u64,
@@ -288,23 +298,37 @@ impl Scheduler {
         }
     }
 
-    /// Those of the batch who have computed the beginning that they share with `sequence`.
+    /// Those of the batch who have computed the beginning that they share with `sequence`, and have what it would need of it.
     fn donor(&self, sequence: &Sequence) -> Option<&Sequence> {
         let kin = sequence.kin?;
         let tokens = kin.blocks * self.limits.block_tokens;
+        let needed = self.limits.kept().first_block(tokens);
         let family = |other: &&Sequence| other.kin.is_some_and(|other| other.family == kin.family);
         self.running
             .iter()
             .filter(family)
-            .find(|other| other.num_computed >= tokens)
+            .find(|other| other.num_computed >= tokens && other.table.gone() <= needed)
     }
 
     /// Whether somebody older of the batch is computing the beginning that `sequence` shares with it. Whoever it is
     /// advances before anybody younger does, or leaves the batch: no one waits for ever.
     fn waits_for_kin(&self, sequence: &Sequence) -> bool {
         let Some(kin) = sequence.kin else { return false };
+        let tokens = kin.blocks * self.limits.block_tokens;
         let mut older = self.running.iter().take_while(|other| other.id < sequence.id);
-        older.any(|other| other.kin.is_some_and(|other| other.family == kin.family)) && self.donor(sequence).is_none()
+        let computes =
+            |other: &Sequence| other.num_computed < tokens && other.kin.is_some_and(|other| other.family == kin.family);
+        older.any(computes) && self.donor(sequence).is_none()
+    }
+
+    /// Whether those of the batch who have computed the beginning that they share with `sequence` have let go of what it would
+    /// need of it.
+    fn has_lost_kin(&self, sequence: &Sequence) -> bool {
+        let Some(kin) = sequence.kin else { return false };
+        let tokens = kin.blocks * self.limits.block_tokens;
+        let family = |other: &&Sequence| other.kin.is_some_and(|other| other.family == kin.family);
+        let mut kin = self.running.iter().filter(family);
+        kin.any(|other| other.num_computed >= tokens) && self.donor(sequence).is_none()
     }
 
     /// Gives a sequence that starts, or starts again, the beginning that one of its kin has computed, unless it owes the

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use protocol::sampling::{FinishReason, PromptLogprob, SampledToken, SamplingParams, StopRules};
+use protocol::window::Kept;
 use thiserror::Error;
 
 use crate::admission::{Holder, Kin};
@@ -236,9 +237,10 @@ impl Sequence {
         // How long a prompt takes to be computed, and a holder to let go, nobody knows.
         let leaves = self.spec.on_finish == OnFinish::Release && self.pending() <= 1;
         Holder {
-            blocks: self.table.len(),
+            blocks: self.table.present().len(),
             tokens,
             growth,
+            rows: self.pending(),
             leaves,
             kin: self.kin,
         }
@@ -324,6 +326,11 @@ impl Sequence {
         let mut table = std::mem::take(&mut self.table);
         blocks.publish(&mut table, &self.content(), self.num_computed, adopt);
         self.table = table;
+    }
+
+    /// Lets go of the blocks that its next rows do not see.
+    pub(crate) fn slide(&mut self, blocks: &mut BlockManager, kept: Kept) {
+        blocks.slide(&mut self.table, kept.first_block(self.num_computed));
     }
 
     /// Forgets what was computed and hands out the blocks; the tokens stay.

@@ -278,6 +278,7 @@ mod tests {
             mixed_prefill_time,
             max_seq_len: 8_192,
             prefix_cache: false,
+            window: None,
         }
     }
 

@@ -47,6 +47,7 @@ fn measure(sequences: usize, context: usize, penalty: f32, prefix_cache: bool) -
         mixed_prefill_time: Duration::ZERO,
         max_seq_len: blocks * 16,
         prefix_cache,
+        window: None,
     })?;
     for i in 0..sequences {
         let reservation = engine.reserve(context, STEPS + 1)?;

@@ -36,6 +36,7 @@ const LAYOUT: KvLayout = KvLayout {
     block_tokens: 4,
     dtype: KvDtype::F16,
     latent: false,
+    window: None,
 };
 const FINGERPRINT: Fingerprint = Fingerprint(7);
 /// Blocks of the pool, and of a prompt.

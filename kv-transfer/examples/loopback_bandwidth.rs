@@ -31,6 +31,7 @@ const LAYOUT: KvLayout = KvLayout {
     block_tokens: 16,
     dtype: KvDtype::F16,
     latent: false,
+    window: None,
 };
 const FINGERPRINT: Fingerprint = Fingerprint(1);
 

@@ -1,7 +1,7 @@
 //! A runner without weights, for tests of everything around the model.
 //!
 //! It stores a hash of (token, position, the KV before it) for every token in every layer, and takes its logits from a
-//! hash of **all** KV bytes of the sequence, read from the blocks. So a block that is lost, swapped, stale or damaged
+//! hash of **all** KV bytes that the row sees (those of the sequence, or of the layout's window), read from the blocks. So a block that is lost, swapped, stale or damaged
 //! changes every later token, and everything else leaves them alone: block size, chunks, batch, the node that computed.
 
 use std::sync::Arc;
@@ -106,6 +106,7 @@ impl FakeRunner {
             total_blocks: pool.total_blocks(),
             max_positions: config.max_position_embeddings as usize,
             adapters: 0,
+            window: layout.window.map(|window| window as usize),
         };
         Self {
             pool,
@@ -169,7 +170,8 @@ impl FakeRunner {
             for word in [token, position, layer] {
                 state.update(&word.to_le_bytes());
             }
-            if let Some(before) = position.checked_sub(1) {
+            let seen = layout.window.is_none_or(|window| window > 1);
+            if let Some(before) = position.checked_sub(1).filter(|_| seen) {
                 token_bytes(access, &layout, blocks, layer, before, |bytes| state.update(bytes));
             }
             let hash = state.digest();
@@ -204,14 +206,21 @@ impl FakeRunner {
             return Ok(());
         }
         for position in 0..last_needed {
-            for layer in 0..layout.num_layers {
-                token_bytes(access, &layout, blocks, layer, position, |bytes| state.update(bytes));
+            if layout.window.is_none() {
+                read_position(access, &layout, blocks, position, &mut state);
             }
             let row = position.checked_sub(s.start_position);
             let target = row.and_then(|row| targets.get(row as usize));
             let sample = s.sample.as_ref().filter(|_| position + 1 == end);
             if target.is_none() && sample.is_none() {
                 continue;
+            }
+            if let Some(window) = layout.window {
+                state.reset();
+                let first = (position + 1).saturating_sub(window);
+                for seen in first..=position {
+                    read_position(access, &layout, blocks, seen, &mut state);
+                }
             }
             self.fill_logits(position, state.digest());
             if let Some(&target) = target {
@@ -308,6 +317,13 @@ fn place(layout: &KvLayout, blocks: &[BlockId], position: u32) -> (BlockId, usiz
         blocks[(position / layout.block_tokens) as usize],
         (position % layout.block_tokens) as usize,
     )
+}
+
+/// Adds what is stored of a position, in all layers, to a hash.
+fn read_position(access: &StepAccess<'_>, layout: &KvLayout, blocks: &[BlockId], position: u32, state: &mut Xxh3) {
+    for layer in 0..layout.num_layers {
+        token_bytes(access, layout, blocks, layer, position, |bytes| state.update(bytes));
+    }
 }
 
 /// Hands the bytes of one token's K and V in one layer to `take`, head by head, K first, element by element.

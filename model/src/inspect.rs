@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use config::{ModelConfig, Quantize};
+use config::{EngineConfig, ModelConfig, Quantize};
 use model_files::{ModelFiles, Source};
 use protocol::kv::KvLayout;
 
@@ -75,9 +75,11 @@ impl Inspection {
         self.layout.block_bytes() / self.layout.block_tokens as usize
     }
 
-    /// Bytes of a KV pool for the tokens asked for.
+    /// Bytes of KV of a sequence of the tokens asked for. Where all layers have a window: the most that it has at once, while
+    /// its prompt is computed in chunks of the default size.
     pub fn kv_bytes(&self) -> u128 {
-        self.layout.blocks_for(self.tokens) as u128 * self.layout.block_bytes() as u128
+        let rows = EngineConfig::default().prefill_chunk_tokens;
+        self.layout.kept().most_blocks(self.tokens, rows) as u128 * self.layout.block_bytes() as u128
     }
 
     /// Weights as they are held, and KV pool.
@@ -122,7 +124,15 @@ impl fmt::Display for Inspection {
         let windows: Vec<usize> = arch.windows.iter().copied().flatten().collect();
         if let Some(window) = windows.first() {
             let (some, all) = (windows.len(), arch.num_layers);
-            writeln!(f, "sliding window    {window} positions, in {some} of {all} layers")?;
+            let kept = if layout.window.is_some() {
+                "; what lies before it is not kept"
+            } else {
+                ""
+            };
+            writeln!(
+                f,
+                "sliding window    {window} positions, in {some} of {all} layers{kept}"
+            )?;
         }
         match &arch.experts {
             Some(experts) => writeln!(

@@ -171,10 +171,10 @@ impl KvPool {
         for s in &plan.sequences {
             let first_written = (s.start_position / self.layout.block_tokens) as usize;
             for (i, block) in plan.block_ids[s.blocks.range()].iter().enumerate() {
-                if i < first_written {
-                    self.claim_read(*block)?;
-                } else {
+                if i >= first_written {
                     self.claim_written(*block)?;
+                } else if block.is_some() {
+                    self.claim_read(*block)?;
                 }
             }
         }

@@ -225,7 +225,16 @@ pub(crate) fn kv_layout(arch: &ArchConfig, model: &ModelConfig, block_tokens: us
             KvDtypeConfig::F32 => KvDtype::F32,
         },
         latent: arch.latent.is_some(),
+        window: widest_window(arch),
     }
+}
+
+/// The window of the layer that sees most, if all have one: what lies before it need not be kept.
+fn widest_window(arch: &ArchConfig) -> Option<u32> {
+    let by_layer = (0..arch.num_layers).map(|layer| arch.windows.get(layer).copied().flatten());
+    let widest = by_layer.collect::<Option<Vec<usize>>>()?.into_iter().max()?;
+    // Of a window that holds all positions nothing is ever before it.
+    u32::try_from(widest).ok().filter(|_| widest < arch.max_positions)
 }
 
 /// Loads the configured adapters.

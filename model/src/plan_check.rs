@@ -18,6 +18,16 @@ pub(crate) struct PlanLimits {
     pub(crate) max_positions: usize,
     /// Adapters it has.
     pub(crate) adapters: usize,
+    /// Positions that a row sees in the layer that sees most; `None`: all.
+    pub(crate) window: Option<usize>,
+}
+
+impl PlanLimits {
+    /// Blocks at the beginning of a table of which a row at `position`, and all later ones, see nothing.
+    fn unseen_blocks(&self, position: usize) -> usize {
+        let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        first / self.block_tokens
+    }
 }
 
 /// Checks plans; keeps scratch memory.
@@ -133,7 +143,16 @@ impl PlanChecker {
                 self.limits.block_tokens
             )));
         }
-        if let Some(block) = blocks.iter().find(|b| b.0 as usize >= self.limits.total_blocks) {
+        let unseen = self.limits.unseen_blocks(s.start_position as usize);
+        let gone = blocks.iter().take(unseen).take_while(|block| !block.is_some()).count();
+        if let Some(at) = blocks[gone..].iter().position(|block| !block.is_some()) {
+            return Err(invalid(format!(
+                "block {} of its table is gone; its rows from position {} on see all but the first {unseen}",
+                gone + at,
+                s.start_position
+            )));
+        }
+        if let Some(block) = blocks[gone..].iter().find(|b| b.0 as usize >= self.limits.total_blocks) {
             return Err(invalid(format!(
                 "block {} of a pool of {}",
                 block.0, self.limits.total_blocks
@@ -185,6 +204,9 @@ impl PlanChecker {
             let end = s.start_position as usize + s.rows.len as usize;
             let used = end.div_ceil(self.limits.block_tokens);
             for (i, block) in plan.block_ids[s.blocks.range()][..used].iter().enumerate() {
+                if !block.is_some() {
+                    continue;
+                }
                 let writes = i >= first_written;
                 let entry = &mut self.users[block.0 as usize];
                 if entry.0 != 0 && (writes || entry.1) {

@@ -7,21 +7,25 @@ use thiserror::Error;
 /// A size of the KV pool that cannot be served with.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum PoolSizeError {
-    /// The bytes hold no block, or not the longest sequence.
+    /// The pool holds no block, or not the longest sequence.
     #[error(
-        "engine.kv_pool_bytes is {given}, which holds {tokens} tokens in blocks of {block} bytes; a sequence may have \
-         {needed} tokens (limits.max_seq_len, and the model), so at least {least} would be right"
+        "engine.{field} is {given}, which holds {tokens} tokens in blocks of {block} bytes; a sequence may have \
+         {needed} tokens {why}, so at least {least} would be right"
     )]
     TooSmall {
-        /// The configured size, in bytes.
+        /// The field that gives the size.
+        field: &'static str,
+        /// The configured size.
         given: usize,
         /// Tokens that fit.
         tokens: usize,
         /// Bytes of a block in all layers.
         block: usize,
-        /// Length of the longest sequence, in tokens.
+        /// Most tokens of a sequence that are kept at once.
         needed: usize,
-        /// Bytes that hold it.
+        /// What decides that.
+        why: &'static str,
+        /// What the field's value could be.
         least: u128,
     },
     /// The machine's memory does not hold it.
@@ -44,6 +48,9 @@ pub enum PoolSizeError {
         fits: u128,
     },
 }
+
+const LENGTH: &str = "(limits.max_seq_len, and the model)";
+const WINDOW: &str = "at once (the model's window, and engine.prefill_chunk_tokens)";
 
 /// Blocks of the KV pool that the configuration asks for. `longest` is the length of the longest sequence, in tokens;
 /// `memory` and `weights` are bytes of the machine's memory, if known, and of the model's weights in it.
@@ -68,15 +75,20 @@ pub(crate) fn pool_blocks(
             engine.kv_pool_tokens / block_tokens,
         )
     };
-    // Of a pool in tokens the configuration has seen to that.
-    let tokens = blocks.saturating_mul(block_tokens);
-    if in_bytes && tokens < longest {
+    let unit = if in_bytes { block } else { block_tokens };
+    // Of a window the blocks are kept, and those that a chunk of a prompt is computed into.
+    let rows = engine.prefill_chunk_tokens.min(engine.max_batch_tokens);
+    let needed = layout.kept().most_blocks(longest, rows);
+    if blocks < needed {
+        let slides = needed < layout.blocks_for(longest);
         return Err(PoolSizeError::TooSmall {
+            field,
             given,
-            tokens,
+            tokens: blocks.saturating_mul(block_tokens),
             block,
-            needed: longest,
-            least: longest.div_ceil(block_tokens) as u128 * block as u128,
+            needed: if slides { needed * block_tokens } else { longest },
+            why: if slides { WINDOW } else { LENGTH },
+            least: needed as u128 * unit as u128,
         });
     }
     let bytes = blocks as u128 * block as u128;
@@ -84,7 +96,6 @@ pub(crate) fn pool_blocks(
         && bytes + u128::from(weights) > u128::from(memory)
     {
         let blocks_that_fit = u128::from(memory.saturating_sub(weights)) / block as u128;
-        let unit = if in_bytes { block } else { block_tokens };
         return Err(PoolSizeError::TooLarge {
             field,
             given,
@@ -129,6 +140,7 @@ mod tests {
         block_tokens: 16,
         dtype: KvDtype::F16,
         latent: false,
+        window: None,
     };
 
     fn sized(kv_pool_tokens: usize, kv_pool_bytes: usize) -> EngineConfig {
@@ -151,6 +163,28 @@ mod tests {
             "engine.kv_pool_bytes is 28671, which holds 96 tokens in blocks of 4096 bytes; a sequence may have 100 tokens \
              (limits.max_seq_len, and the model), so at least 28672 would be right"
         );
+    }
+
+    #[test]
+    fn a_pool_need_not_hold_more_than_a_window_and_a_chunk() {
+        let layout = KvLayout {
+            window: Some(64),
+            ..LAYOUT
+        };
+        let engine = |tokens| EngineConfig {
+            prefill_chunk_tokens: 32,
+            ..sized(tokens, 0)
+        };
+        let blocks = |tokens| pool_blocks(&engine(tokens), &layout, 100_000, None, 0);
+        assert_eq!(blocks(7 * 16), Ok(7));
+        assert_eq!(
+            blocks(6 * 16).unwrap_err().to_string(),
+            "engine.kv_pool_tokens is 96, which holds 96 tokens in blocks of 4096 bytes; a sequence may have 112 tokens at once \
+             (the model's window, and engine.prefill_chunk_tokens), so at least 112 would be right"
+        );
+        // Shorter sequences need less, and without a window everything is kept.
+        assert_eq!(pool_blocks(&engine(48), &layout, 48, None, 0), Ok(3));
+        assert!(pool_blocks(&engine(7 * 16), &LAYOUT, 113, None, 0).is_err());
     }
 
     #[test]

@@ -50,6 +50,7 @@ impl ModelRunner {
             total_blocks: pool.total_blocks(),
             max_positions,
             adapters: decoder.adapters.len(),
+            window: pool.layout().window.map(|window| window as usize),
         };
         let samplers = (0..decoder.cpu.threads())
             .map(|_| Sampler::with_vocabulary(decoder.vocab_size()))

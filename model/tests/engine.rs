@@ -16,7 +16,7 @@ use model::fake::{FakeConfig, FakeModel};
 use protocol::kv::{KvDtype, KvLayout};
 use protocol::sampling::{SampledToken, StopRules};
 use support::one_answer::{Bits, Case, alone, cases};
-use support::{Bench, Setup, tiny_llama};
+use support::{Bench, Setup, fixture, tiny_llama};
 
 /// Runs all cases through an engine; returns their bits and the largest batch.
 fn scheduled<R: Runner>(runner: &mut R, limits: EngineLimits, cases: &[Case], outputs: usize) -> (Vec<Bits>, usize) {
@@ -75,7 +75,8 @@ fn scheduled<R: Runner>(runner: &mut R, limits: EngineLimits, cases: &[Case], ou
     )
 }
 
-fn check<R: Runner>(make: impl Fn() -> R, total_blocks: usize) {
+/// With a window, sequences let go of blocks under the engine; alone they keep all.
+fn check<R: Runner>(make: impl Fn() -> R, total_blocks: usize, window: Option<usize>) {
     let (outputs, block_tokens) = (40, 16);
     let cases = cases(16, 120, 500);
     let expected = alone(&mut Bench::new(make(), block_tokens, total_blocks), &cases, outputs);
@@ -89,12 +90,14 @@ fn check<R: Runner>(make: impl Fn() -> R, total_blocks: usize) {
         mixed_prefill_tokens: 1_000,
         mixed_prefill_time: std::time::Duration::ZERO,
         prefix_cache: true,
+        window,
     };
     let (found, largest) = scheduled(&mut make(), roomy, &cases, outputs);
     assert!(largest > 12, "{largest} sequences in the largest step");
     assert_eq!(found, expected);
     let tight = EngineLimits {
-        total_blocks: 14,
+        // Less than the longest sequence has tokens for, if it need not keep them.
+        total_blocks: if window.is_some() { 9 } else { 14 },
         max_batch_tokens: 50,
         max_seq_len: 200,
         ..roomy
@@ -106,12 +109,18 @@ fn check<R: Runner>(make: impl Fn() -> R, total_blocks: usize) {
 
 #[test]
 fn tiny_llama_under_the_engine() {
-    check(|| Setup::quantised().load(&tiny_llama()).runner, 512);
+    check(|| Setup::quantised().load(&tiny_llama()).runner, 512, None);
+}
+
+#[test]
+fn tiny_mistral_under_the_engine() {
+    let mistral = fixture("mistral-swa");
+    check(|| Setup::quantised().load(&mistral).runner, 512, Some(32));
 }
 
 #[test]
 fn the_fake_under_the_engine() {
-    let config = FakeConfig {
+    let config = |window| FakeConfig {
         layout: KvLayout {
             num_layers: 2,
             num_kv_heads: 1,
@@ -119,11 +128,13 @@ fn the_fake_under_the_engine() {
             block_tokens: 16,
             dtype: KvDtype::F16,
             latent: false,
+            window,
         },
         total_blocks: 512,
         vocab_size: 512,
         max_position_embeddings: 512,
         seed: 1,
     };
-    check(|| FakeModel::new(&config).unwrap().runner, 512);
+    check(|| FakeModel::new(&config(None)).unwrap().runner, 512, None);
+    check(|| FakeModel::new(&config(Some(40))).unwrap().runner, 512, Some(40));
 }

@@ -25,6 +25,7 @@ fn config(block_tokens: u32, dtype: KvDtype) -> FakeConfig {
             block_tokens,
             dtype,
             latent: false,
+            window: None,
         },
         total_blocks: 16_384 / block_tokens as usize,
         vocab_size: 300,
@@ -65,6 +66,23 @@ fn answers_do_not_depend_on_the_schedule() {
         handed_over((&mut a, &a_pool), (&mut b, &b_pool), &cases, outputs),
         expected
     );
+}
+
+#[test]
+fn a_window_changes_nothing_of_that() {
+    let outputs = 12;
+    let cases = cases(6, 90, 300);
+    let bench = || {
+        let mut config = config(16, KvDtype::F16);
+        config.layout.window = Some(40);
+        let model = FakeModel::new(&config).unwrap();
+        Bench::new(model.runner, 16, config.total_blocks)
+    };
+    let expected = alone(&mut bench(), &cases, outputs);
+    for (chunk, batch) in [(1, 4), (16, 6), (usize::MAX, 1)] {
+        let found = run(&mut bench(), &cases, chunk, batch, outputs);
+        assert_eq!(found, expected, "chunk {chunk}, batch {batch}");
+    }
 }
 
 /// Does something to a pool, given a sequence's blocks and its table.

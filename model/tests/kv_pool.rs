@@ -17,6 +17,7 @@ fn layout(dtype: KvDtype) -> KvLayout {
         block_tokens: 4,
         dtype,
         latent: false,
+        window: None,
     }
 }
 

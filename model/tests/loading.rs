@@ -244,7 +244,7 @@ fn pools_that_do_not_fit_are_refused() {
         ..EngineConfig::default()
     };
     let message = |e: &EngineConfig| model::load(&model, e, 100).map(|_| ()).unwrap_err().to_string();
-    assert!(message(&engine(8, 1)).contains("0 blocks"));
+    assert!(message(&engine(8, 1)).contains("engine.kv_pool_tokens is 8, which holds 0 tokens"));
     assert!(message(&engine(usize::MAX, 1)).contains("KV pool"));
     assert!(message(&engine(1_024, 0)).contains("threads"));
     // 3 layers, K and V of 2 heads of 16 in 2 bytes, 16 tokens.
@@ -278,6 +278,7 @@ fn the_layout_and_the_identity_say_what_was_loaded() {
         block_tokens: 32,
         dtype: KvDtype::F16,
         latent: false,
+        window: None,
     };
     assert_eq!(
         (loaded.layout, *loaded.pool.layout(), loaded.pool.total_blocks()),

@@ -160,6 +160,7 @@ fn the_fake_refuses_wrong_plans() {
                 block_tokens: 16,
                 dtype: KvDtype::F16,
                 latent: false,
+                window: None,
             },
             total_blocks: 512,
             vocab_size: 512,
@@ -168,6 +169,48 @@ fn the_fake_refuses_wrong_plans() {
         };
         Bench::new(FakeModel::new(&config).unwrap().runner, 16, 512)
     });
+}
+
+#[test]
+fn blocks_that_rows_see_must_be_there() {
+    let layout = KvLayout {
+        num_layers: 2,
+        num_kv_heads: 1,
+        head_dim: 4,
+        block_tokens: 16,
+        dtype: KvDtype::F16,
+        latent: false,
+        window: Some(20),
+    };
+    let config = FakeConfig {
+        layout,
+        total_blocks: 16,
+        vocab_size: 512,
+        max_position_embeddings: 512,
+        seed: 1,
+    };
+    let mut bench = Bench::new(FakeModel::new(&config).unwrap().runner, 16, 16);
+    let s = bench.add(&(0..60).collect::<Vec<_>>(), &SamplingParams::greedy(), 4, false);
+    bench.advance(&[(s, 60)]);
+    // Position 60 sees 41..=60: of the blocks those from the third on.
+    let plan = bench.plan(&[(s, 1)]);
+    let without = |gone: &[usize]| {
+        let mut plan = plan.clone();
+        gone.iter().for_each(|at| plan.block_ids[*at] = BlockId::NONE);
+        plan
+    };
+    let expected = bench.runner.run(&plan, &mut NoObserver).unwrap().sampled;
+    for gone in [&[0][..], &[0, 1]] {
+        let found = bench.runner.run(&without(gone), &mut NoObserver).unwrap();
+        assert_eq!(found.sampled, expected, "{gone:?} are gone");
+    }
+    for (gone, first) in [(&[1][..], 1), (&[0, 1, 2], 2), (&[0, 1, 3], 3), (&[3], 3)] {
+        let words = format!("block {first} of its table is gone");
+        match bench.runner.run(&without(gone), &mut NoObserver) {
+            Err(RunnerError::InvalidPlan(message)) if message.contains(&words) => {}
+            other => panic!("expected {words:?}, got {other:?}"),
+        }
+    }
 }
 
 #[test]

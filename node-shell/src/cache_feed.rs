@@ -233,10 +233,11 @@ mod tests {
                 mixed_prefill_time: Duration::ZERO,
                 max_seq_len: blocks * 4,
                 prefix_cache: true,
+                window: None,
             };
             Self {
                 engine: Engine::new(limits).expect("the limits are consistent"),
-                runner: ScriptedRunner::new(ScriptedModel { vocab_size: 1000 }, blocks, 4),
+                runner: ScriptedRunner::new(ScriptedModel::new(1000), blocks, 4),
             }
         }
 

@@ -166,6 +166,7 @@ mod tests {
             block_tokens: 16,
             dtype: KvDtype::F32,
             latent: false,
+            window: None,
         };
         let pool = Arc::new(KvPool::new(layout, 1024).unwrap());
         let size = (1024 * layout.block_bytes()) as u64;

@@ -244,12 +244,9 @@ impl<R: NodeRole> Node<R> {
         renewal::watch(&endpoint, &config.cluster, validity);
         let ipv4 = endpoint.local_addr()?.is_ipv4();
         let found = discovery::find(&config.discovery, &config.node.coordinators, ipv4, SystemResolver)?;
-        let max_seq_len = longest_sequence(
-            config.limits.max_seq_len,
-            model.max_position_embeddings,
-            model.pool.total_blocks() * config.engine.kv_block_tokens,
-        );
-        let limits = engine_limits(&config, &model.pool, max_seq_len);
+        let mut limits = engine_limits(&config, &model.pool, config.limits.max_seq_len);
+        limits.max_seq_len = longest_sequence(&limits, model.max_position_embeddings);
+        let max_seq_len = limits.max_seq_len;
         let layout = *model.pool.layout();
         let (engine, thread) = start_engine(&config, limits, model.runner)?;
         let hello = Hello {
@@ -374,13 +371,13 @@ async fn accept_kv<R: NodeRole>(endpoint: Arc<QuicEndpoint>, role: Arc<R>) {
 
 /// Longest sequence, in tokens. The last token of a sequence is never computed, so it needs no position of its own: a
 /// prompt may fill all positions of the model. It does need a place in the pool's reckoning.
-fn longest_sequence(configured: usize, positions: usize, pool_tokens: usize) -> usize {
-    let by_model = if positions < pool_tokens {
-        positions + 1
-    } else {
-        positions
+fn longest_sequence(limits: &EngineLimits, positions: usize) -> usize {
+    let one_more = EngineLimits {
+        max_seq_len: positions + 1,
+        ..*limits
     };
-    configured.min(by_model)
+    let fits = one_more.longest_blocks() <= limits.total_blocks;
+    limits.max_seq_len.min(positions + usize::from(fits))
 }
 
 fn engine_limits(config: &Config, pool: &KvPool, max_seq_len: usize) -> EngineLimits {
@@ -394,6 +391,7 @@ fn engine_limits(config: &Config, pool: &KvPool, max_seq_len: usize) -> EngineLi
         mixed_prefill_time: Duration::from_millis(config.engine.mixed_prefill_ms),
         max_seq_len,
         prefix_cache: config.engine.prefix_cache,
+        window: pool.layout().window.map(|window| window as usize),
     }
 }
 
@@ -434,13 +432,34 @@ fn boot_number(clock: Clock) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::longest_sequence;
+    use super::*;
+
+    fn limits(max_seq_len: usize, total_blocks: usize, window: Option<usize>) -> EngineLimits {
+        EngineLimits {
+            total_blocks,
+            block_tokens: 16,
+            max_num_seqs: 4,
+            max_batch_tokens: 64,
+            prefill_chunk_tokens: 32,
+            mixed_prefill_tokens: 32,
+            mixed_prefill_time: Duration::ZERO,
+            max_seq_len,
+            prefix_cache: true,
+            window,
+        }
+    }
 
     #[test]
     fn the_last_token_needs_no_position() {
-        assert_eq!(longest_sequence(8_192, 512, 32_768), 513);
-        assert_eq!(longest_sequence(512, 512, 32_768), 512);
-        assert_eq!(longest_sequence(100, 512, 32_768), 100);
-        assert_eq!(longest_sequence(8_192, 512, 512), 512, "it needs a place in the pool");
+        let longest = |configured, blocks| longest_sequence(&limits(configured, blocks, None), 512);
+        assert_eq!(longest(8_192, 2_048), 513);
+        assert_eq!(longest(512, 2_048), 512);
+        assert_eq!(longest(100, 2_048), 100);
+        assert_eq!(longest(8_192, 32), 512, "it needs a place in the pool");
+    }
+
+    #[test]
+    fn a_window_needs_no_more_for_longer_sequences() {
+        assert_eq!(longest_sequence(&limits(8_192, 8, Some(64)), 512), 513);
     }
 }

@@ -16,7 +16,7 @@ use protocol::sampling::{FinishReason, SamplingParams};
 use runtime::clock::Clock;
 
 const BLOCKS: usize = 64;
-const MODEL: ScriptedModel = ScriptedModel { vocab_size: 1000 };
+const MODEL: ScriptedModel = ScriptedModel::new(1000);
 
 fn limits() -> EngineLimits {
     EngineLimits {
@@ -29,6 +29,7 @@ fn limits() -> EngineLimits {
         mixed_prefill_tokens: 1_000,
         mixed_prefill_time: Duration::ZERO,
         prefix_cache: true,
+        window: None,
     }
 }
 

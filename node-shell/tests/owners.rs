@@ -121,6 +121,7 @@ fn limits() -> EngineLimits {
         mixed_prefill_tokens: 1_000,
         mixed_prefill_time: Duration::from_secs(1),
         prefix_cache: true,
+        window: None,
     }
 }
 

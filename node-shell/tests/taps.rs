@@ -15,7 +15,7 @@ use runtime::clock::Clock;
 
 const BLOCKS: usize = 160;
 const BLOCK_TOKENS: usize = 4;
-const MODEL: ScriptedModel = ScriptedModel { vocab_size: 1000 };
+const MODEL: ScriptedModel = ScriptedModel::new(1000);
 /// Sequences are numbered as they come: see [`Bench::two`].
 const YOUNG: SequenceId = SequenceId(2);
 /// Far longer than anything here takes.
@@ -32,6 +32,7 @@ fn engine() -> Engine {
         mixed_prefill_tokens: 1_000,
         mixed_prefill_time: Duration::ZERO,
         prefix_cache: true,
+        window: None,
     })
     .expect("the limits are consistent")
 }

@@ -218,6 +218,19 @@ impl PrefillRole {
             );
             return Err(Stop::failed(JobErrorKind::Invalid, problem));
         };
+        // Earlier blocks than the first token's row sees may be gone by the end of the prompt.
+        let first = self
+            .context
+            .layout
+            .kept()
+            .first_block(job.token_ids.len().saturating_sub(1));
+        if (target.have_blocks as usize) < first {
+            let problem = format!(
+                "handoff.have_blocks = {}: the blocks before block {first} lie outside of the model's window, and are not sent",
+                target.have_blocks
+            );
+            return Err(Stop::failed(JobErrorKind::Invalid, problem));
+        }
         let extent = Extent {
             layers: self.context.layout.num_layers,
             first_block: target.have_blocks,

@@ -5,6 +5,8 @@ use std::fmt;
 use bincode::{Decode, Encode};
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::window::Kept;
+
 /// Element type of the KV cache, in memory and on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub enum KvDtype {
@@ -74,6 +76,9 @@ pub struct KvLayout {
     pub dtype: KvDtype,
     /// Latent attention: a head's key is its value as well, and is there once.
     pub latent: bool,
+    /// Positions that a row sees in the layer that sees most, its own included: blocks before them are neither kept nor sent.
+    /// `None`: some layer sees all positions, and all blocks are kept.
+    pub window: Option<u32>,
 }
 
 /// A block of any model that exists has far fewer bytes; more is nonsense that a file or a node says.
@@ -99,6 +104,11 @@ impl KvLayout {
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_tokens as usize)
     }
+
+    /// Which blocks of a sequence are kept.
+    pub fn kept(&self) -> Kept {
+        Kept::new(self.window.map(|window| window as usize), self.block_tokens as usize)
+    }
 }
 
 impl fmt::Display for KvLayout {
@@ -112,7 +122,9 @@ impl fmt::Display for KvLayout {
             if self.latent { " (latent)" } else { "" },
             self.block_tokens,
             self.dtype.as_str()
-        )
+        )?;
+        self.window
+            .map_or(Ok(()), |window| write!(f, ", a window of {window} tokens"))
     }
 }
 

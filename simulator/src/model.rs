@@ -1,4 +1,4 @@
-//! The fake model: its next token is a function of all bytes of a sequence's KV, in all layers.
+//! The fake model: its next token is a function of all bytes of a sequence's KV, in all layers, or of those in a window.
 //!
 //! The KV of a position is a pure function of the tokens up to it and of the adapter, and it is computed from the KV of the
 //! position before it as that lies in the blocks. So a block that is lost, stale, swapped or foreign changes every later
@@ -36,7 +36,16 @@ pub const LAYOUT: KvLayout = KvLayout {
     block_tokens: BLOCK_TOKENS as u32,
     dtype: KvDtype::F32,
     latent: false,
+    window: None,
 };
+
+/// The same of a model whose rows see so many positions, at least 2: a position's KV is computed from the one before it.
+pub fn layout(window: Option<usize>) -> KvLayout {
+    KvLayout {
+        window: window.map(|window| window as u32),
+        ..LAYOUT
+    }
+}
 
 /// What a node says that it serves.
 pub fn identity() -> ModelIdentity {
@@ -65,16 +74,19 @@ pub fn adapter(name: Option<&str>) -> Option<(Option<u32>, u64)> {
 /// The KV pool of a node: layer after layer, block after block, position after position.
 #[derive(Clone, Debug)]
 pub struct Pool {
+    /// Positions that a row of the model sees.
+    window: Option<usize>,
     blocks: usize,
     bytes: Vec<u8>,
 }
 
 impl Pool {
     /// A pool whose bytes mean nothing.
-    pub fn new(blocks: usize) -> Self {
+    pub fn new(blocks: usize, window: Option<usize>) -> Self {
         let layer_block = LAYOUT.layer_block_bytes();
         debug_assert_eq!(layer_block, SLOT * BLOCK_TOKENS, "a block is its positions");
         Self {
+            window,
             blocks,
             bytes: vec![0xa5; blocks * layer_block * LAYERS as usize],
         }
@@ -158,7 +170,7 @@ impl Pool {
     }
 }
 
-/// What all KV of the positions so far comes to.
+/// What all KV of the positions that a row sees comes to.
 #[derive(Clone, Copy, Debug, Default)]
 struct Digest {
     hash: u64,
@@ -168,6 +180,12 @@ struct Digest {
 impl Digest {
     /// Goes on to `end` positions.
     fn extend(&mut self, pool: &Pool, blocks: &[BlockId], end: usize) {
+        if let Some(window) = pool.window {
+            *self = Self {
+                hash: 0,
+                positions: end.saturating_sub(window),
+            };
+        }
         for position in self.positions..end {
             for layer in 0..LAYERS {
                 let (key, value) = pool.read(layer, blocks, position);

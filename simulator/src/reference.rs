@@ -32,8 +32,8 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// An engine for sequences of up to `max_seq_len` tokens. An error says what is wrong with the limits.
-    pub fn new(max_seq_len: usize) -> anyhow::Result<Self> {
+    /// An engine for sequences of up to `max_seq_len` tokens, of a model with such a window. An error says what is wrong with the limits.
+    pub fn new(max_seq_len: usize, window: Option<usize>) -> anyhow::Result<Self> {
         let limits = EngineLimits {
             total_blocks: BLOCKS,
             block_tokens: BLOCK_TOKENS,
@@ -44,10 +44,12 @@ impl Reference {
             mixed_prefill_time: std::time::Duration::ZERO,
             max_seq_len,
             prefix_cache: false,
+            // It keeps everything.
+            window: None,
         };
         Ok(Self {
             engine: Engine::new(limits)?,
-            pool: Pool::new(BLOCKS),
+            pool: Pool::new(BLOCKS, window),
             output: StepOutput::default(),
         })
     }

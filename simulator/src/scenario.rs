@@ -122,6 +122,8 @@ pub struct Scenario {
     pub all_both: bool,
     /// Nodes keep computed blocks.
     pub prefix_cache: bool,
+    /// Positions that a row of the model sees; nodes let go of the blocks before them.
+    pub window: Option<usize>,
     /// How far engines look ahead, in tokens: little leads to preemptions.
     pub horizon_tokens: usize,
     /// Longest time after which a client that leaves has left, in microseconds.
@@ -241,6 +243,7 @@ impl Scenario {
             horizon_tokens: *random.pick(&[1, 3, 256]),
             leaves_within_us: 600_000,
             client_buffer: random.within(12..64) as usize,
+            window: random.chance(350).then(|| random.within(2..40) as usize),
         }
     }
 
@@ -284,8 +287,13 @@ impl Scenario {
             prefill_chunk_tokens: self.chunk_tokens,
             mixed_prefill_tokens: self.chunk_tokens.div_ceil(2),
             mixed_prefill_time: Duration::ZERO,
-            max_seq_len: MAX_SEQ_LEN.min(self.blocks[index] * BLOCK_TOKENS),
+            max_seq_len: match self.window {
+                // A window and a chunk fit into any pool.
+                Some(_) => MAX_SEQ_LEN,
+                None => MAX_SEQ_LEN.min(self.blocks[index] * BLOCK_TOKENS),
+            },
             prefix_cache: self.prefix_cache,
+            window: self.window,
         }
     }
 

@@ -180,6 +180,7 @@ pub(crate) fn hello(role: Role, node: &str, boot: u64, total_blocks: u32) -> Hel
             block_tokens: BLOCK_TOKENS,
             dtype: KvDtype::F32,
             latent: false,
+            window: None,
         },
         total_blocks,
         max_num_seqs: 16,

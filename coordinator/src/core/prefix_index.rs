@@ -1,7 +1,7 @@
 //! Which nodes have which prefixes cached, by what they tell.
 //!
 //! A block is known by the hash that `protocol::prefix` chains over everything before it, so a node that has block number
-//! n of a prompt has the n before it, too: nodes forget prefixes from their ends. What stands here is a hint. It may be a
+//! n of a prompt has the n before it, too: nodes forget prefixes from their ends, unless blocks leave a window. What stands here is a hint. It may be a
 //! report behind, and two prefixes may share a hash; the node's engine compares tokens and is always right, so that a
 //! wrong hint costs time and never an answer.
 //!
@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use protocol::control::CacheChange;
+use protocol::window::Kept;
 
 use super::nodes::LinkId;
 
@@ -40,7 +41,7 @@ pub struct PrefixIndex {
     version: u64,
 }
 
-/// How many blocks of a prompt each node has, from the first on without a gap. Nodes that have none are not in it.
+/// How many blocks of a prompt each node has, from the first on without a gap, or as far as a row behind them sees. Nodes that have none are not in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Matches(BTreeMap<LinkId, usize>);
 
@@ -118,27 +119,21 @@ impl PrefixIndex {
         self.version
     }
 
-    /// For each node, how many of the blocks named `hashes` it has, from the first on.
-    pub fn matches(&self, hashes: &[u64]) -> Matches {
+    /// For each node, how many of the blocks named `hashes` it has, from the first on; where blocks leave a window, it need
+    /// not have those that a row behind them does not see.
+    pub fn matches(&self, hashes: &[u64], kept: Kept) -> Matches {
         let mut matches = BTreeMap::new();
         for (number, group) in self.groups.iter().enumerate() {
-            let mut having = group.taken;
-            let mut lost = Vec::new();
-            for (depth, hash) in hashes.iter().enumerate() {
-                let still = having & group.holders.get(hash).copied().unwrap_or(0);
-                if still != having && depth > 0 {
-                    lost.push((having & !still, depth));
-                }
-                having = still;
-                if having == 0 {
-                    break;
-                }
-            }
-            lost.push((having, hashes.len()));
+            let depths = if kept.slides() {
+                group.windows(hashes, |blocks| kept.first_of_blocks(blocks))
+            } else {
+                group.beginnings(hashes)
+            };
             let of_group = self.members.iter().filter(|(_, member)| member.group == number);
             for (link, member) in of_group {
-                if let Some((_, depth)) = lost.iter().find(|(bits, depth)| bits & member.bit != 0 && *depth > 0) {
-                    matches.insert(*link, *depth);
+                let depth = depths[member.bit.trailing_zeros() as usize];
+                if depth > 0 {
+                    matches.insert(*link, depth);
                 }
             }
         }
@@ -156,7 +151,58 @@ impl PrefixIndex {
     }
 }
 
+/// Of each node of a group, by its bit.
+type Depths = [usize; 64];
+
+/// Writes a number for all nodes of a set.
+fn put(depths: &mut Depths, bits: u64, value: usize) {
+    let mut rest = bits;
+    while rest != 0 {
+        depths[rest.trailing_zeros() as usize] = value;
+        rest &= rest - 1;
+    }
+}
+
 impl Group {
+    fn holders(&self, hash: u64) -> u64 {
+        self.taken & self.holders.get(&hash).copied().unwrap_or(0)
+    }
+
+    /// How many of the first blocks each has.
+    fn beginnings(&self, hashes: &[u64]) -> Depths {
+        let mut depths = [0; 64];
+        let mut having = self.taken;
+        for (depth, hash) in hashes.iter().enumerate() {
+            let still = having & self.holders(*hash);
+            put(&mut depths, having & !still, depth);
+            having = still;
+            if having == 0 {
+                return depths;
+            }
+        }
+        put(&mut depths, having, hashes.len());
+        depths
+    }
+
+    /// Up to which block each has those from `first` of their number on.
+    fn windows(&self, hashes: &[u64], first: impl Fn(usize) -> usize) -> Depths {
+        let (mut depths, mut present_from) = ([0; 64], [0; 64]);
+        for (at, hash) in hashes.iter().enumerate() {
+            let having = self.holders(*hash);
+            put(&mut present_from, self.taken & !having, at + 1);
+            let needed = first(at + 1);
+            let mut rest = having;
+            while rest != 0 {
+                let node = rest.trailing_zeros() as usize;
+                if present_from[node] <= needed {
+                    depths[node] = at + 1;
+                }
+                rest &= rest - 1;
+            }
+        }
+        depths
+    }
+
     fn add(&mut self, hash: u64, bit: u64) -> bool {
         let holders = self.holders.entry(hash).or_default();
         let new = *holders & bit == 0;
@@ -192,6 +238,8 @@ mod tests {
 
     use super::*;
 
+    const ALL: Kept = Kept::ALL;
+
     fn change(sequence: u64, reset: bool, added: &[u64], removed: &[u64]) -> CacheChange {
         CacheChange {
             sequence,
@@ -213,11 +261,11 @@ mod tests {
         index.change(LinkId(0), &change(1, true, &[1, 2, 3], &[]));
         index.change(LinkId(1), &change(1, true, &[1, 2, 3, 4, 5], &[]));
         index.change(LinkId(2), &change(1, true, &[2, 3, 4], &[]));
-        let found = index.matches(&[1, 2, 3, 4, 9]);
+        let found = index.matches(&[1, 2, 3, 4, 9], ALL);
         assert_eq!([0, 1, 2, 7].map(|link| found.blocks(LinkId(link))), [3, 4, 0, 0]);
-        assert_eq!(index.matches(&[]), Matches::default());
+        assert_eq!(index.matches(&[], ALL), Matches::default());
         index.change(LinkId(1), &change(2, false, &[], &[5, 4, 3]));
-        assert_eq!(index.matches(&[1, 2, 3]).blocks(LinkId(1)), 2);
+        assert_eq!(index.matches(&[1, 2, 3], ALL).blocks(LinkId(1)), 2);
         assert_eq!(index.blocks(), 3 + 2 + 3);
     }
 
@@ -234,8 +282,8 @@ mod tests {
         assert_eq!(
             (
                 index.blocks(),
-                index.matches(&[1]).blocks(link),
-                index.matches(&[3]).blocks(link)
+                index.matches(&[1], ALL).blocks(link),
+                index.matches(&[3], ALL).blocks(link)
             ),
             (1, 0, 1)
         );
@@ -259,12 +307,29 @@ mod tests {
         for link in 0..130 {
             index.change(LinkId(link), &change(1, true, &[1, 2 + link % 2], &[]));
         }
-        let found = index.matches(&[1, 3]);
+        let found = index.matches(&[1, 3], ALL);
         assert!((0..130).all(|link| found.blocks(LinkId(link)) == 1 + (link % 2) as usize));
         (0..130).for_each(|link| index.leave(LinkId(link)));
         (200..264).for_each(|link| index.join(LinkId(link), 4));
         assert_eq!((index.groups.len(), index.blocks()), (3, 0));
-        assert_eq!(index.matches(&[1]), Matches::default());
+        assert_eq!(index.matches(&[1], ALL), Matches::default());
+    }
+
+    #[test]
+    fn a_node_needs_the_blocks_of_a_window_only() {
+        // Blocks of 4 tokens: behind the third block all but the first are seen, behind the fourth the last two.
+        let kept = Kept::new(Some(8), 4);
+        let mut index = PrefixIndex::default();
+        for (link, names) in [(1, &[3, 4][..]), (2, &[1, 2, 4]), (3, &[4, 5]), (4, &[1, 2, 3, 4, 5])] {
+            index.join(LinkId(link), 8);
+            assert!(index.change(LinkId(link), &change(1, true, names, &[])));
+        }
+        let found = index.matches(&[1, 2, 3, 4, 5], kept);
+        let blocks: Vec<usize> = (1..5).map(|link| found.blocks(LinkId(link))).collect();
+        assert_eq!(blocks, [4, 2, 5, 5]);
+        let found = index.matches(&[1, 2, 3, 4, 5], ALL);
+        let blocks: Vec<usize> = (1..5).map(|link| found.blocks(LinkId(link))).collect();
+        assert_eq!(blocks, [0, 2, 0, 5]);
     }
 
     proptest! {
@@ -292,7 +357,7 @@ mod tests {
                 }
                 sets[at].extend(added);
             }
-            let found = index.matches(&prompt);
+            let found = index.matches(&prompt, ALL);
             for (link, set) in (0..).zip(&sets) {
                 let expected = prompt.iter().take_while(|hash| set.contains(*hash)).count();
                 prop_assert_eq!(found.blocks(LinkId(link)), expected);

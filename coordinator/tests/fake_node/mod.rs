@@ -377,6 +377,7 @@ pub fn hello(role: Role, node: &str, boot: u64) -> Hello {
             block_tokens: 4,
             dtype: KvDtype::F32,
             latent: false,
+            window: None,
         },
         total_blocks: 100,
         max_num_seqs: 16,

@@ -14,6 +14,7 @@ impl Engine {
         let mut candidates = output.candidates.iter();
         let mut logprobs = output.prompt_logprobs.iter();
         let mut failed = output.failed.iter().peekable();
+        let kept = self.limits.kept();
         for planned in &plan.sequences {
             if let Some((_, reason)) = failed.next_if(|(id, _)| *id == planned.id) {
                 // What spoilt it would spoil others.
@@ -40,6 +41,7 @@ impl Engine {
             if let Some((_, list)) = list {
                 sequence.parked = true;
                 sequence.publish(&mut self.blocks, true);
+                sequence.slide(&mut self.blocks, kept);
                 let cached_tokens = sequence.cached_tokens.unwrap_or(0) as u32;
                 let prompt_logprobs = sequence.take_prompt_logprobs();
                 if self.owes_prompt(planned.owner) {
@@ -73,7 +75,9 @@ impl Engine {
         let Some(((_, token), others)) = tokens.split_first() else {
             let computed = sequence.pending() == 0 && sequence.first_only() == Some(0);
             sequence.publish(&mut self.blocks, !computed);
-            if computed {
+            if !computed {
+                sequence.slide(&mut self.blocks, self.limits.kept());
+            } else {
                 events.push(EngineEvent::Computed {
                     id,
                     batch_size,
@@ -91,6 +95,9 @@ impl Engine {
         let accepted = sequence.accept(token);
         // Whoever reads the blocks of an ended sequence knows them by the table of its last step.
         sequence.publish(&mut self.blocks, !accepted.ended);
+        if !accepted.ended {
+            sequence.slide(&mut self.blocks, self.limits.kept());
+        }
         events.push(EngineEvent::Token {
             id,
             token: token.clone(),

@@ -16,6 +16,15 @@ impl Engine {
         self.reservations.audit(&mut problems);
         for sequence in self.scheduler.sequences() {
             let (room, computed) = (sequence.table.len() * self.limits.block_tokens, sequence.num_computed);
+            // It has everything that its next row sees.
+            let needed = self.limits.kept().first_block(computed);
+            if sequence.table.gone() > needed {
+                problems.push(format!(
+                    "sequence {} has let go of {} blocks, with {computed} tokens computed it needs all after {needed}",
+                    sequence.id.0,
+                    sequence.table.gone()
+                ));
+            }
             let most = sequence.token_ids().len() - usize::from(!sequence.parked);
             if computed > room || computed > most {
                 problems.push(format!(

@@ -72,7 +72,8 @@ fn check(spec: &SequenceSpec, width: usize, limits: &EngineLimits) -> Result<(),
     }
     let tokens = longest(spec, limits);
     let shared = spec.prompt_len / limits.block_tokens;
-    let needed = shared + width * (limits.blocks_for(tokens - 1) - shared);
+    let kept = limits.kept();
+    let needed = kept.most_blocks_of(width, shared, tokens - 1, limits.most_rows());
     if needed > limits.total_blocks {
         return Err(BeamError::Blocks {
             width,
@@ -324,6 +325,7 @@ impl Engine {
                 blocks: 0,
                 tokens,
                 growth: (member.final_len() - 1).saturating_sub(tokens),
+                rows: 1,
                 leaves: true,
                 kin: member.kin,
             };

@@ -139,13 +139,18 @@ impl Engine {
         prompt: Option<&Awaited<'_>>,
         newcomer: &Newcomer,
     ) -> Result<BlockTable, ReserveError> {
-        let needed = self.limits.blocks_for(tokens);
+        let kept = self.limits.kept();
+        // Whoever commits says which tokens are computed: the last one may not be.
+        let num_computed = prompt.map_or(tokens - 1, |prompt| prompt.num_computed.min(tokens));
+        let gone = kept.first_block(num_computed);
+        let needed = self.limits.blocks_for(tokens) - gone;
         let (free, total) = (self.blocks.available(), self.blocks.total());
         self.collect_others();
         let holder = Holder {
             blocks: needed,
             tokens,
             growth: newcomer.growth,
+            rows: 1,
             leaves: false,
             kin: Some(newcomer.kin),
         };
@@ -161,16 +166,20 @@ impl Engine {
             return Err(refused);
         }
         let mut table = BlockTable::default();
+        let mut cached = 0;
         if let Some(prompt) = prompt {
             let content = Content {
                 tokens: prompt.token_ids,
                 key: prompt.cache_key,
             };
-            let limit = prompt.num_computed.min(tokens) / self.limits.block_tokens;
-            self.blocks.attach(&mut table, &content, limit);
+            let limit = num_computed / self.limits.block_tokens;
+            cached = self.blocks.attach(&mut table, &content, limit, |_| gone);
         }
-        let cached = table.len();
-        if self.blocks.grow(&mut table, needed - cached).is_err() {
+        if cached == 0 {
+            table = BlockTable::without(gone);
+        }
+        let missing = needed - table.present().len();
+        if self.blocks.grow(&mut table, missing).is_err() {
             self.blocks.release(table);
             return Err(refused);
         }
@@ -247,6 +256,12 @@ impl Engine {
         spec: &SequenceSpec,
         num_computed: usize,
     ) -> Result<(), CommitError> {
+        if table.gone() > self.limits.kept().first_block(num_computed) {
+            return Err(CommitError::Window {
+                num_computed,
+                missing_blocks: table.gone(),
+            });
+        }
         let have_blocks = table.indexed();
         let content = Content {
             tokens: &spec.token_ids,

@@ -12,12 +12,12 @@ impl Engine {
     /// Everybody who has blocks or waits for some, with their blocks.
     pub fn owners(&self) -> impl Iterator<Item = Owned<'_>> {
         let sequences = self.scheduler.sequences();
-        let sequences = sequences.map(|sequence| (Owner::Sequence(sequence.owner), sequence.table.blocks()));
+        let sequences = sequences.map(|sequence| (Owner::Sequence(sequence.owner), sequence.table.present()));
         let held = self
             .held
             .iter()
-            .map(|(id, held)| (Owner::Held(*id), held.table.blocks()));
-        let limbo = self.limbo.iter().map(|table| (Owner::Step, table.blocks()));
+            .map(|(id, held)| (Owner::Held(*id), held.table.present()));
+        let limbo = self.limbo.iter().map(|table| (Owner::Step, table.present()));
         sequences.chain(held).chain(self.reservations.owners()).chain(limbo)
     }
 
@@ -95,6 +95,7 @@ mod tests {
             mixed_prefill_time: Duration::from_secs(1),
             max_seq_len: 128,
             prefix_cache: true,
+            window: None,
         })
         .expect("limits that fit")
     }

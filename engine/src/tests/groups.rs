@@ -5,9 +5,10 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use protocol::sampling::{PromptLogprob, SamplingParams, StopRules};
 
-use super::{Bench, MODEL, limits, prompt, sampled, spec, stop_at};
+use super::{Bench, limits, prompt, sampled, spec, stop_at};
 use crate::beam::{BeamError, Hypothesis};
 use crate::engine::AddError;
+use crate::fake::ScriptedModel;
 use crate::limits::EngineLimits;
 use crate::plan::SequenceId;
 use crate::reservation::{CommitError, Reservation, ReserveError};
@@ -26,7 +27,7 @@ pub(super) struct ObservedBeams {
 }
 
 /// A beam search as its definition says: every hypothesis is a list of tokens, nothing is cut off early.
-fn search(spec: &SequenceSpec, width: usize, max_seq_len: usize) -> Vec<Hypothesis> {
+fn search(model: &ScriptedModel, spec: &SequenceSpec, width: usize, max_seq_len: usize) -> Vec<Hypothesis> {
     struct Plain {
         tokens: Vec<u32>,
         logprobs: Vec<f32>,
@@ -46,7 +47,7 @@ fn search(spec: &SequenceSpec, width: usize, max_seq_len: usize) -> Vec<Hypothes
         let mut all = Vec::new();
         for (parent, plain) in living.iter().enumerate() {
             let before = [spec.token_ids.as_slice(), &plain.tokens].concat();
-            for (token, logprob) in MODEL.candidates(&before, 2 * width) {
+            for (token, logprob) in model.candidates(&before, 2 * width) {
                 let tokens = [plain.tokens.as_slice(), &[token]].concat();
                 let logprobs = [plain.logprobs.as_slice(), &[logprob]].concat();
                 all.push((parent, token, Plain { tokens, logprobs }));
@@ -71,7 +72,7 @@ fn search(spec: &SequenceSpec, width: usize, max_seq_len: usize) -> Vec<Hypothes
                     token: plain.tokens[at],
                     logprob: plain.logprobs[at],
                     raw_logprob: plain.logprobs[at],
-                    top_logprobs: MODEL.candidates(&before, top),
+                    top_logprobs: model.candidates(&before, top),
                 }
             })
             .collect(),
@@ -105,7 +106,7 @@ impl Bench {
     }
 
     fn observe_beams(&mut self, id: SequenceId, spec: &SequenceSpec, width: usize, prompt: OwedPrompt) -> SequenceId {
-        let expected = search(spec, width, self.engine.limits().max_seq_len);
+        let expected = search(&self.model, spec, width, self.engine.limits().max_seq_len);
         let observed = ObservedBeams {
             expected,
             prompt,
@@ -121,7 +122,7 @@ impl Bench {
         let id = self.engine.add_beams(spec.clone(), width)?;
         let told = spec
             .prompt_logprobs
-            .map(|alternatives| MODEL.prompt_logprobs(&spec.token_ids, alternatives));
+            .map(|alternatives| self.model.prompt_logprobs(&spec.token_ids, alternatives));
         Ok(self.observe_beams(id, &spec, width, Some(told)))
     }
 
@@ -177,7 +178,9 @@ impl Bench {
             ..(*spec.sampling).clone()
         };
         let longest = self.engine.limits().max_seq_len;
-        let (tokens, _) = MODEL.generate(&spec.token_ids, spec.prompt_len, &sampling, &spec.stop, longest);
+        let (tokens, _) = self
+            .model
+            .generate(&spec.token_ids, spec.prompt_len, &sampling, &spec.stop, longest);
         if tokens.len() <= count {
             return None;
         }
@@ -451,7 +454,7 @@ proptest! {
         prefix_cache in any::<bool>(),
         searches in prop::collection::vec((1usize..4, 1usize..16, 1u32..12, 0u32..120), 1..5),
         others in prop::collection::vec((1usize..12, 1u32..12), 0..4),
-        interrupt in 0usize..30,
+        (interrupt, window) in (0usize..30, prop::option::of(1usize..12)),
     ) {
         let (block_tokens, more_rows, prefill_chunk_tokens, mixed_prefill_tokens) = shares;
         let limits = EngineLimits {
@@ -464,7 +467,10 @@ proptest! {
             mixed_prefill_time: std::time::Duration::ZERO,
             max_seq_len: (total_blocks * block_tokens).min(30),
             prefix_cache,
+            window,
         };
+        let window = window.filter(|_| limits.longest_blocks() <= total_blocks);
+        let limits = EngineLimits { window, ..limits };
         let mut bench = Bench::reckless(limits);
         for (salt, (prompt_len, max_tokens)) in others.iter().enumerate() {
             bench.add(spec(prompt(salt as u32, (*prompt_len).min(limits.max_seq_len - 1)), *max_tokens));

@@ -8,6 +8,7 @@ mod properties;
 mod refusals;
 mod schedules;
 mod script;
+mod windows;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use crate::runner::{NoObserver, Runner};
 use crate::sequence::{OnFinish, SequenceSpec};
 use crate::stats::StepStats;
 
-const MODEL: ScriptedModel = ScriptedModel { vocab_size: 997 };
+const MODEL: ScriptedModel = ScriptedModel::new(997);
 
 fn limits() -> EngineLimits {
     EngineLimits {
@@ -37,6 +38,7 @@ fn limits() -> EngineLimits {
         mixed_prefill_time: std::time::Duration::ZERO,
         max_seq_len: 64,
         prefix_cache: false,
+        window: None,
     }
 }
 
@@ -82,6 +84,8 @@ fn spec(token_ids: Vec<u32>, max_tokens: u32) -> SequenceSpec {
 #[derive(Debug)]
 struct Observed {
     spec: SequenceSpec,
+    /// What is told of its prompt, if that is asked for.
+    prompt_logprobs: Option<Vec<PromptLogprob>>,
     /// What an undisturbed engine generates.
     expected: Vec<SampledToken>,
     /// The first tokens of the choices after the first one, if `first_only` asks for some.
@@ -99,6 +103,7 @@ struct Observed {
 /// after every call.
 #[derive(Debug)]
 struct Bench {
+    model: ScriptedModel,
     engine: Engine,
     runner: ScriptedRunner,
     observed: BTreeMap<SequenceId, Observed>,
@@ -113,13 +118,6 @@ struct Bench {
     last_step: BTreeSet<SequenceId>,
 }
 
-impl Observed {
-    fn prompt_logprobs(&self) -> Option<Vec<PromptLogprob>> {
-        let alternatives = self.spec.prompt_logprobs?;
-        Some(MODEL.prompt_logprobs(&self.spec.token_ids[..self.spec.prompt_len], alternatives))
-    }
-}
-
 impl Bench {
     fn new(limits: EngineLimits) -> Self {
         Self::over(Engine::new(limits).unwrap())
@@ -132,8 +130,10 @@ impl Bench {
 
     fn over(engine: Engine) -> Self {
         let limits = *engine.limits();
-        let runner = ScriptedRunner::new(MODEL, limits.total_blocks, limits.block_tokens);
+        let model = MODEL.with_window(limits.window);
+        let runner = ScriptedRunner::new(model, limits.total_blocks, limits.block_tokens);
         Self {
+            model,
             engine,
             runner,
             observed: BTreeMap::new(),
@@ -147,8 +147,8 @@ impl Bench {
     }
 
     fn observe(&mut self, id: SequenceId, spec: SequenceSpec) -> SequenceId {
-        let max_seq_len = self.engine.limits().max_seq_len;
-        let (mut expected, reason) = MODEL.generate(
+        let (model, max_seq_len) = (self.model, self.engine.limits().max_seq_len);
+        let (mut expected, reason) = model.generate(
             &spec.token_ids,
             spec.prompt_len,
             &spec.sampling,
@@ -171,12 +171,16 @@ impl Bench {
                     choice: spec.sampling.choice + choice,
                     ..(*spec.sampling).clone()
                 };
-                let token = MODEL.next_token(&spec.token_ids, spec.prompt_len, &sampling);
+                let token = model.next_token(&spec.token_ids, spec.prompt_len, &sampling);
                 let finish = fits(&token);
                 (token, finish)
             }));
         }
+        let prompt = &spec.token_ids[..spec.prompt_len];
         let observed = Observed {
+            prompt_logprobs: spec
+                .prompt_logprobs
+                .map(|alternatives| model.prompt_logprobs(prompt, alternatives)),
             spec,
             expected,
             others,
@@ -203,8 +207,11 @@ impl Bench {
     fn commit(&mut self, reservation: Reservation, mut spec: SequenceSpec) -> SequenceId {
         self.receive(&reservation, &spec.token_ids);
         let num_computed = spec.token_ids.len();
-        spec.token_ids
-            .push(MODEL.next_token(&spec.token_ids, spec.prompt_len, &spec.sampling).token);
+        spec.token_ids.push(
+            self.model
+                .next_token(&spec.token_ids, spec.prompt_len, &spec.sampling)
+                .token,
+        );
         let id = self.engine.commit(reservation, spec.clone(), num_computed).unwrap();
         self.observe(id, spec)
     }
@@ -342,7 +349,7 @@ impl Bench {
                 let first = observed.seen == 0;
                 assert_eq!(
                     prompt_logprobs,
-                    observed.prompt_logprobs().filter(|_| first),
+                    observed.prompt_logprobs.clone().filter(|_| first),
                     "prompt of {id:?}"
                 );
                 observed.seen += 1;
@@ -365,7 +372,7 @@ impl Bench {
                     "{id:?} is computed"
                 );
                 assert_eq!(batch_size as usize, plan.sequences.len());
-                assert_eq!(prompt_logprobs, observed.prompt_logprobs(), "prompt of {id:?}");
+                assert_eq!(prompt_logprobs, observed.prompt_logprobs, "prompt of {id:?}");
                 (observed.ended, observed.cached_tokens) = (true, Some(cached_tokens));
             }
             EngineEvent::BeamStep { id, batch_size } => {
@@ -460,22 +467,23 @@ impl Bench {
             stats.free_blocks + stats.cached_blocks + stats.owned_blocks
         );
         let block_tokens = self.engine.limits().block_tokens;
-        // By block: the block before it and its tokens, if it has any.
-        type Held = (Option<BlockId>, Vec<u32>);
-        let mut seen: BTreeMap<BlockId, Option<Held>> = BTreeMap::new();
-        for id in self.observed.keys() {
+        // By block: all tokens up to its last one, if it has any.
+        let mut seen: BTreeMap<BlockId, Option<Vec<u32>>> = BTreeMap::new();
+        for (id, observed) in &self.observed {
             let Some(table) = self.engine.block_table(*id) else {
                 continue;
             };
             let computed = self.engine.num_computed(*id).unwrap();
-            let tokens = self
-                .runner
-                .read_kv(&self.engine.before_copies(table), computed)
-                .unwrap();
-            for (i, block) in table.iter().enumerate() {
-                let part = tokens.get(i * block_tokens..((i + 1) * block_tokens).min(tokens.len()));
-                let part = part.filter(|part| !part.is_empty());
-                let content = part.map(|part| (i.checked_sub(1).map(|before| table[before]), part.to_vec()));
+            let gone = table.iter().take_while(|block| !block.is_some()).count();
+            let first = (gone * block_tokens).min(computed);
+            let origins = self.engine.before_copies(table);
+            let found = self.runner.read_part(&origins, first..computed).unwrap();
+            let generated = observed.expected.iter().map(|token| token.token);
+            let tokens: Vec<u32> = observed.spec.token_ids.iter().copied().chain(generated).collect();
+            assert_eq!(found, tokens[first..computed], "KV of {id:?}");
+            for (i, block) in table.iter().enumerate().skip(gone) {
+                let end = ((i + 1) * block_tokens).min(computed);
+                let content = (i * block_tokens < end).then(|| tokens[..end].to_vec());
                 if let Some(other) = seen.insert(*block, content.clone()) {
                     assert!(content.is_some(), "block {block:?} is in two places and not computed");
                     assert_eq!(other, content, "block {block:?} is in two places");

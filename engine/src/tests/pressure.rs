@@ -23,6 +23,7 @@ fn limits() -> EngineLimits {
         mixed_prefill_time: Duration::ZERO,
         max_seq_len: 64,
         prefix_cache: false,
+        window: None,
     }
 }
 
@@ -274,6 +275,7 @@ fn two_hundred_and_fifty_six_sequences_generate_in_one_step() {
             mixed_prefill_time: Duration::ZERO,
             max_seq_len: 512,
             prefix_cache,
+            window: None,
         });
         for salt in 0..300 {
             let sampling = SamplingParams {

@@ -119,17 +119,32 @@ fn call() -> impl Strategy<Value = Call> {
 
 fn limits() -> impl Strategy<Value = EngineLimits> {
     let shares = (1usize..5, 1usize..9, 0usize..20, 1usize..12, 1usize..12);
-    (2usize..24, shares, prop::bool::weighted(0.8)).prop_map(
-        |(blocks, (block_tokens, max_num_seqs, more_rows, chunk, mixed), prefix_cache)| EngineLimits {
-            total_blocks: blocks,
-            block_tokens,
-            max_num_seqs,
-            max_batch_tokens: max_num_seqs + more_rows,
-            prefill_chunk_tokens: chunk,
-            mixed_prefill_tokens: mixed,
-            mixed_prefill_time: std::time::Duration::ZERO,
-            max_seq_len: (blocks * block_tokens).min(50),
-            prefix_cache,
+    let flags = (prop::bool::weighted(0.8), prop::option::of(1usize..24));
+    (2usize..24, shares, flags).prop_map(
+        |(blocks, (block_tokens, max_num_seqs, more_rows, chunk, mixed), (prefix_cache, window))| {
+            let whole = EngineLimits {
+                total_blocks: blocks,
+                block_tokens,
+                max_num_seqs,
+                max_batch_tokens: max_num_seqs + more_rows,
+                prefill_chunk_tokens: chunk,
+                mixed_prefill_tokens: mixed,
+                mixed_prefill_time: std::time::Duration::ZERO,
+                max_seq_len: (blocks * block_tokens).min(50),
+                prefix_cache,
+                window: None,
+            };
+            // Sequences that are longer than the pool.
+            let windowed = EngineLimits {
+                max_seq_len: 50,
+                window,
+                ..whole
+            };
+            if windowed.longest_blocks() <= blocks {
+                windowed
+            } else {
+                whole
+            }
         },
     )
 }
@@ -234,7 +249,7 @@ fn perform(bench: &mut Bench, call: &Call) {
 fn add_resumed(bench: &mut Bench, shape: &Shape, generated: usize, salt: u32) {
     let limits = *bench.engine.limits();
     let mut spec = sequence_of(shape, salt, &limits);
-    let (tokens, _) = MODEL.generate(
+    let (tokens, _) = bench.model.generate(
         &spec.token_ids,
         spec.prompt_len,
         &spec.sampling,

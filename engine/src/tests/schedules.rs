@@ -19,6 +19,7 @@ fn limits() -> EngineLimits {
         mixed_prefill_time: std::time::Duration::ZERO,
         max_seq_len: 40,
         prefix_cache: false,
+        window: None,
     }
 }
 

@@ -96,6 +96,7 @@ impl Reference {
             max_seq_len,
             // Every answer is computed from nothing.
             prefix_cache: false,
+            window: None,
         };
         Ok(Self {
             engine: Engine::new(limits)?,

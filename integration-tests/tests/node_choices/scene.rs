@@ -38,6 +38,7 @@ pub(crate) const LAYOUT: KvLayout = KvLayout {
     block_tokens: 16,
     dtype: KvDtype::F16,
     latent: false,
+    window: None,
 };
 const BLOCKS: usize = 256;
 

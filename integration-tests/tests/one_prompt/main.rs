@@ -364,6 +364,7 @@ fn branches_cost_no_prompt_each() -> Result<()> {
         mixed_prefill_time: std::time::Duration::ZERO,
         max_seq_len: 2_048,
         prefix_cache: true,
+        window: None,
     })?;
     let tokens = prompt(1, 1_000);
     let one = engine.limits().blocks_for(tokens.len());

@@ -32,6 +32,7 @@ const LAYOUT: KvLayout = KvLayout {
     block_tokens: 4,
     dtype: KvDtype::F16,
     latent: false,
+    window: None,
 };
 const FINGERPRINT: Fingerprint = Fingerprint(7);
 const TICKET: Ticket = Ticket(0xabcd);

@@ -299,7 +299,8 @@ impl PagedAttention<'_> {
         Ok(())
     }
 
-    /// The addresses of all sequences' blocks, one sequence after another.
+    /// The addresses of all sequences' blocks, one sequence after another. Blocks that no row of the layer sees are not asked
+    /// for: the sequence may have let go of them.
     fn find_blocks(&self, addresses: &mut Vec<BlockAddress>) -> Result<(), KernelError> {
         let kv = &self.shape.kv;
         addresses.clear();
@@ -313,7 +314,9 @@ impl PagedAttention<'_> {
                     found,
                 });
             };
-            for &block in blocks {
+            let unseen = self.shape.seen(sequence.first_position).start / kv.block_tokens;
+            addresses.extend(blocks.iter().take(unseen).map(|_| BlockAddress(std::ptr::null())));
+            for &block in blocks.iter().skip(unseen) {
                 let bytes = (self.kv)(block);
                 KernelError::check("bytes of a KV block in one layer", kv.block_bytes(), bytes.len())?;
                 addresses.push(BlockAddress(bytes.as_ptr()));

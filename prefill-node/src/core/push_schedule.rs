@@ -191,6 +191,7 @@ mod tests {
             block_tokens: 16,
             dtype: KvDtype::F16,
             latent: false,
+            window: None,
         }
     }
 

@@ -25,6 +25,7 @@ const LAYOUT: KvLayout = KvLayout {
     block_tokens: 4,
     dtype: KvDtype::F16,
     latent: false,
+    window: None,
 };
 /// A prompt of 3 blocks.
 const TOKENS: u32 = 12;

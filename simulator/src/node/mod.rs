@@ -35,7 +35,7 @@ use self::decode::DecodeWork;
 use self::prefill::PrefillWork;
 use self::push::Push;
 use self::receive::Receive;
-use crate::model::{LAYOUT, Pool, identity};
+use crate::model::{Pool, identity, layout};
 use crate::random::Random;
 use crate::scenario::Scenario;
 
@@ -214,7 +214,7 @@ impl Node {
             boot,
             random,
             engine: Engine::with_horizon(limits, scenario.horizon_tokens)?,
-            pool: Pool::new(limits.total_blocks),
+            pool: Pool::new(limits.total_blocks, limits.window),
             output: StepOutput::default(),
             stepping: None,
             step_time: Duration::ZERO,
@@ -228,7 +228,7 @@ impl Node {
             tickets: BTreeMap::new(),
             next_ticket: boot << 32,
             next_push: boot << 32,
-            fingerprint: Fingerprint::new(&identity(), &LAYOUT),
+            fingerprint: Fingerprint::new(&identity(), &layout(scenario.window)),
             frame_bytes: scenario.frame_bytes,
             staging_full: scenario.faults.staging_full,
             failing_steps: scenario.faults.failing_steps,
@@ -380,7 +380,13 @@ impl Node {
             return false;
         }
         let (id, tokens) = *random.pick(&some);
-        let position = random.below(tokens as u64) as usize;
+        // One that the next row sees.
+        let first = self
+            .engine
+            .limits()
+            .window
+            .map_or(0, |window| (tokens + 1).saturating_sub(window));
+        let position = first + random.below((tokens - first) as u64) as usize;
         let table = self.engine.block_table(id).unwrap_or_default();
         self.pool.rot(table, position, random);
         true

@@ -8,7 +8,7 @@ use protocol::control::{CacheChange, Hello, LoadReport, WorkDone};
 use protocol::ids::NodeId;
 
 use super::Node;
-use crate::model::{LAYOUT, identity};
+use crate::model::{identity, layout};
 
 /// A report is sent at least every so many looks.
 const QUIET_LOOKS: u32 = 10;
@@ -24,7 +24,7 @@ impl Node {
             role: self.role,
             address: self.name.clone(),
             model: identity(),
-            layout: LAYOUT,
+            layout: layout(limits.window),
             total_blocks: limits.total_blocks as u32,
             max_num_seqs: limits.max_num_seqs as u32,
             max_seq_len: limits.max_seq_len as u32,

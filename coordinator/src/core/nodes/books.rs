@@ -21,11 +21,12 @@ impl Nodes {
     pub fn book(&mut self, link: LinkId, request: RequestId, shape: &Shape, work: Work) -> LegId {
         let id = LegId(self.next_leg);
         self.next_leg += 1;
+        let rows = if work.tokens > 0 { self.limits.chunk_tokens } else { 1 };
         let node = self
             .nodes
             .get_mut(&link)
             .expect("a job is booked on a node that was just chosen");
-        let (blocks, sequences) = (node.blocks_of(shape) as u32, shape.held.sequences());
+        let (blocks, sequences) = (node.blocks_of(shape, rows) as u32, shape.held.sequences());
         node.legs.insert(id);
         node.breaker.booked(id);
         node.sequences += sequences;

@@ -70,6 +70,7 @@ impl Nodes {
             ("max_num_seqs", hello.max_num_seqs),
             ("max_seq_len", hello.max_seq_len),
             ("block_tokens", hello.layout.block_tokens),
+            ("window", hello.layout.window.unwrap_or(1)),
         ];
         wrong.extend(
             numbers

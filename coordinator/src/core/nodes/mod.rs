@@ -22,6 +22,7 @@ use protocol::control::{CacheChange, HandoffStats, Hello, LoadReport};
 use protocol::ids::{NodeId, RequestId, Role};
 use protocol::kv::{KvLayout, ModelIdentity};
 use protocol::prefix::block_hashes;
+use protocol::window::Kept;
 
 pub use self::books::Work;
 use self::breaker::Breaker;
@@ -234,6 +235,12 @@ impl Nodes {
         &self.prefixes
     }
 
+    /// Which blocks of a sequence nodes keep. The nodes of a cluster agree about it.
+    pub fn kept(&self) -> Kept {
+        let node = self.nodes.values().next();
+        node.map_or(Kept::ALL, Node::kept)
+    }
+
     /// Names of the full blocks of a prompt. The nodes of a cluster agree about them; without a node there are none.
     pub fn block_names(&self, token_ids: &[u32], adapter: Option<&str>) -> Vec<u64> {
         let Some(node) = self.nodes.values().next() else {
@@ -307,11 +314,17 @@ impl Nodes {
         of_role.peek()?;
         let (mut tokens, mut slots) = (0, 0);
         for node in of_role {
-            if node.could_hold(shape) {
+            if node.could_hold(shape, self.limits.chunk_tokens) {
                 return None;
             }
             let pool = node.hello.total_blocks as usize * node.hello.layout.block_tokens as usize;
-            tokens = tokens.max(pool.min(node.hello.max_seq_len as usize));
+            let longest = node.hello.max_seq_len as usize;
+            // Where blocks leave a window, the longest sequence fits.
+            tokens = tokens.max(if node.kept().slides() {
+                longest
+            } else {
+                pool.min(longest)
+            });
             slots = slots.max(node.hello.max_num_seqs as usize);
         }
         let sequences = shape.held.sequences();

@@ -57,7 +57,7 @@ impl Nodes {
     }
 
     fn prefill_option(&self, link: LinkId, node: &Node, shape: &Shape, wanted: &Wanted<'_>) -> PrefillOption {
-        let left = node.free_blocks() - node.blocks_of(shape);
+        let left = node.free_blocks() - node.blocks_of(shape, self.limits.chunk_tokens);
         let work = self.work(node, node.usable(wanted.cached.blocks(link), shape), shape.prompt);
         let (load, credit) = (
             thousandths(node.outstanding_tokens, self.credit.window_tokens),
@@ -81,13 +81,13 @@ impl Nodes {
 
     fn decode_option(&self, link: LinkId, node: &Node, shape: &Shape, wanted: &Wanted<'_>) -> DecodeOption {
         // Every sequence that runs there may need another block before it ends.
-        let left = node.free_blocks() - node.blocks_of(shape) - node.sequences as i64;
+        let left = node.free_blocks() - node.blocks_of(shape, 1) - node.sequences as i64;
         let load = thousandths(node.sequences, node.hello.max_num_seqs as usize);
         let (times, running) = (self.times(node), node.generating());
         let steps = wanted.most_steps.min(FORESEEN_STEPS);
         let sequences = shape.held.sequences();
         let has = wanted.cached.blocks(link);
-        let missing = (node.blocks(shape.prompt).max(0) as u64).saturating_sub(has as u64);
+        let missing = node.missing_blocks(shape.prompt, has);
         let (cached, tokens) = (node.usable(has, shape), shape.tokens());
         let work = self.work(node, cached, tokens);
         DecodeOption {
@@ -123,7 +123,7 @@ impl Nodes {
             fit(node)
                 && node.busy_until.is_none_or(|until| until <= now)
                 && node.sequences + shape.held.sequences() <= node.hello.max_num_seqs as usize
-                && node.could_hold(shape)
+                && node.could_hold(shape, self.limits.chunk_tokens)
         })
     }
 }

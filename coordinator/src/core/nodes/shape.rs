@@ -1,5 +1,7 @@
 //! What a job needs, in the blocks of a node.
 
+use protocol::window::Kept;
+
 use super::Node;
 
 /// What a job needs. Its sequences share the full blocks of the prompt.
@@ -54,19 +56,27 @@ impl Shape {
 }
 
 impl Node {
+    pub(super) fn kept(&self) -> Kept {
+        self.hello.layout.kept()
+    }
+
+    /// Most blocks of a sequence of so many tokens that generates.
     pub(super) fn blocks(&self, tokens: usize) -> i64 {
-        self.hello.layout.blocks_for(tokens) as i64
+        self.kept().most_blocks(tokens, 1) as i64
     }
 
-    /// Blocks of a prompt that its sequences share: the full ones.
+    /// Blocks of a prompt that its sequences share when they begin: the full ones, as far as they are kept. Where blocks leave a
+    /// window they share less and less; how much, the node's reports tell.
     pub(super) fn shared_blocks(&self, prompt: usize) -> i64 {
-        (prompt / self.hello.layout.block_tokens as usize) as i64
+        let full = prompt / self.hello.layout.block_tokens as usize;
+        self.kept().common_blocks(full, prompt + 1) as i64
     }
 
-    /// Blocks of all sequences at the start.
-    pub(super) fn blocks_of(&self, shape: &Shape) -> i64 {
+    /// Blocks of all sequences at the start. `rows`: most rows of a prompt that are computed at once, 1 where it comes from
+    /// elsewhere.
+    pub(super) fn blocks_of(&self, shape: &Shape, rows: usize) -> i64 {
         let shared = self.shared_blocks(shape.prompt);
-        let own = |tokens: usize| self.blocks(shape.prompt + tokens) - shared;
+        let own = |tokens: usize| self.kept().most_blocks(shape.prompt + tokens, rows) as i64 - shared;
         shared
             + match &shape.held {
                 Held::Alike { sequences, tokens } => (*sequences as i64).saturating_mul(own(*tokens)),
@@ -74,11 +84,21 @@ impl Node {
             }
     }
 
-    pub(super) fn could_hold(&self, shape: &Shape) -> bool {
-        let shared = self.shared_blocks(shape.prompt);
-        let own = (self.blocks(shape.most_tokens) - shared).saturating_mul(shape.held.sequences() as i64);
+    /// Blocks of a prompt that have to come from elsewhere if the first `cached` ones are there.
+    pub(super) fn missing_blocks(&self, prompt: usize, cached: usize) -> u64 {
+        let all = self.hello.layout.blocks_for(prompt);
+        all.saturating_sub(cached.max(self.kept().first_block(prompt))) as u64
+    }
+
+    /// Whether the node could ever hold a job. `chunk`: most rows of a sequence that are computed at once.
+    pub(super) fn could_hold(&self, shape: &Shape, chunk: usize) -> bool {
+        let (kept, sequences) = (self.kept(), shape.held.sequences());
+        let full = shape.prompt / self.hello.layout.block_tokens as usize;
+        // One sequence that is not too long fits by the node's own word. Of several each may start again.
+        let rows = if sequences > 1 { chunk } else { 1 };
+        let needed = kept.most_blocks_of(sequences.max(1), full, shape.most_tokens, rows);
         shape.most_tokens <= self.hello.max_seq_len as usize
-            && shape.held.sequences() <= self.hello.max_num_seqs as usize
-            && shared.saturating_add(own) <= i64::from(self.hello.total_blocks)
+            && sequences <= self.hello.max_num_seqs as usize
+            && needed <= self.hello.total_blocks as usize
     }
 }

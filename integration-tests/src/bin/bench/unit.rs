@@ -89,6 +89,7 @@ impl Unit {
             mixed_prefill_tokens: settings.mixed_prefill_tokens,
             mixed_prefill_time: Duration::ZERO,
             prefix_cache: settings.prefix_cache,
+            window: None,
             max_seq_len: longest,
         };
         Ok(Self {

@@ -72,10 +72,14 @@ impl Case {
     fn run(&self, cpu: &Cpu, start: usize, end: usize, scratch: &mut Scratch) -> Vec<f32> {
         let row = self.row();
         let mut out = vec![f32::NAN; (end - start) * row];
+        // Blocks of which no row sees anything may be gone.
+        let mut blocks = self.blocks.clone();
+        let unseen = self.seen(start).start / self.shape.kv.block_tokens;
+        blocks[..unseen].fill(BlockId::NONE);
         let sequences = [SequenceRows {
             rows: 0..end - start,
             first_position: start,
-            blocks: &self.blocks,
+            blocks: &blocks,
         }];
         let kv = |id| self.block(id);
         let attention = PagedAttention {

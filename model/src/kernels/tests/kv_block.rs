@@ -84,6 +84,7 @@ fn tokens_are_written_in_canonical_order_however_they_come() {
             block_tokens: tokens as u32,
             dtype,
             latent,
+            window: None,
         };
         assert_eq!(shape.block_bytes(), layout.layer_block_bytes());
         assert_eq!(KvShape::from(&layout), shape);

@@ -63,6 +63,7 @@ impl FakeNode<'_> {
                 block_tokens: BLOCK_TOKENS,
                 dtype: KvDtype::F16,
                 latent: false,
+                window: None,
             },
             total_blocks: BLOCKS,
             max_num_seqs: 100_000,

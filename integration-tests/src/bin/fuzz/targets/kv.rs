@@ -21,6 +21,7 @@ const LAYOUT: KvLayout = KvLayout {
     block_tokens: 4,
     dtype: KvDtype::F16,
     latent: false,
+    window: None,
 };
 const EXTENT: Extent = Extent {
     layers: 3,
