@@ -9,6 +9,8 @@ pub(crate) enum ByteRule {
     Sentence {
         /// How many leading spaces a whole decoded text loses (the tokenizer put them there).
         strip_leading_spaces: usize,
+        /// `<0x0A>` is a byte. (Else it is itself.)
+        byte_fallback: bool,
     },
 }
 
@@ -21,10 +23,36 @@ impl ByteRule {
                 // An entry with a character outside the map was never made of bytes: it stands for itself.
                 mapped.unwrap_or_else(|| entry.as_bytes().to_vec())
             }
-            Self::Sentence { .. } => match fallback_byte(entry) {
+            Self::Sentence { .. } => match self.fallback_byte(entry) {
                 Some(byte) => vec![byte],
                 None => entry.replace('▁', " ").into_bytes(),
             },
+        }
+    }
+
+    /// The byte that stands where a character was no piece, if the entry is one.
+    fn fallback_byte(self, entry: &str) -> Option<u8> {
+        match self {
+            Self::Sentence {
+                byte_fallback: true, ..
+            } => fallback_byte(entry),
+            _ => None,
+        }
+    }
+
+    /// Adds an ordinary vocabulary entry to a table.
+    pub(crate) fn push(self, table: &mut TokenTable, entry: &str) {
+        match self.fallback_byte(entry) {
+            Some(byte) => table.push_fallback(byte),
+            None => table.push(&self.bytes(entry), false),
+        }
+    }
+
+    /// Adds an added token: its own text, in which a SentencePiece decoder still turns `▁` into a space.
+    pub(crate) fn push_added(self, table: &mut TokenTable, content: &str, special: bool) {
+        match self {
+            Self::ByteLevel => table.push(content.as_bytes(), special),
+            Self::Sentence { .. } => table.push(content.replace('▁', " ").as_bytes(), special),
         }
     }
 }
@@ -66,20 +94,39 @@ fn byte_of_char(character: char) -> Option<u8> {
     BYTE_OF_CHAR.get(index).and_then(|&byte| u8::try_from(byte).ok())
 }
 
-/// Bytes and special flag of every token id.
+/// What a token is to a reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sort {
+    /// Part of the text.
+    Text,
+    /// A byte of a character that is no piece.
+    Fallback,
+    /// Not part of the text.
+    Special,
+}
+
+/// Bytes and sort of every token id.
 #[derive(Debug, Default)]
 pub(crate) struct TokenTable {
     bytes: Vec<u8>,
     ends: Vec<usize>,
-    special: Vec<bool>,
+    sorts: Vec<Sort>,
 }
 
 impl TokenTable {
     /// Adds the next id.
     pub(crate) fn push(&mut self, bytes: &[u8], special: bool) {
+        self.add(bytes, if special { Sort::Special } else { Sort::Text });
+    }
+
+    fn push_fallback(&mut self, byte: u8) {
+        self.add(&[byte], Sort::Fallback);
+    }
+
+    fn add(&mut self, bytes: &[u8], sort: Sort) {
         self.bytes.extend_from_slice(bytes);
         self.ends.push(self.bytes.len());
-        self.special.push(special);
+        self.sorts.push(sort);
     }
 
     /// Number of ids.
@@ -96,6 +143,17 @@ impl TokenTable {
     }
 
     pub(crate) fn is_special(&self, id: u32) -> bool {
-        usize::try_from(id).is_ok_and(|index| self.special.get(index).copied().unwrap_or(false))
+        self.sort(id) == Some(Sort::Special)
+    }
+
+    /// True for a byte of a character that is no piece.
+    pub(crate) fn is_fallback(&self, id: u32) -> bool {
+        self.sort(id) == Some(Sort::Fallback)
+    }
+
+    fn sort(&self, id: u32) -> Option<Sort> {
+        usize::try_from(id)
+            .ok()
+            .and_then(|index| self.sorts.get(index).copied())
     }
 }

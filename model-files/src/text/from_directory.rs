@@ -107,12 +107,13 @@ fn decoder_rule(path: &Path, decoder: &Value) -> Result<ByteRule, ModelFilesErro
         other => return refuse(&format!("type {other:?}")),
     };
     let mut strip_leading_spaces = 0;
-    let mut replaces = false;
+    let (mut replaces, mut byte_fallback) = (false, false);
     for (index, step) in steps.iter().enumerate() {
         match kind(step).as_str() {
             "ByteLevel" if steps.len() == 1 => return Ok(ByteRule::ByteLevel),
             "Replace" if step["pattern"]["String"] == "▁" && step["content"] == " " => replaces = true,
-            "ByteFallback" | "Fuse" => {}
+            "ByteFallback" => byte_fallback = true,
+            "Fuse" => {}
             "Strip" if index + 1 == steps.len() && step["content"] == " " && step["stop"] == 0 => {
                 strip_leading_spaces = step["start"]
                     .as_u64()
@@ -123,7 +124,10 @@ fn decoder_rule(path: &Path, decoder: &Value) -> Result<ByteRule, ModelFilesErro
         }
     }
     if replaces {
-        Ok(ByteRule::Sentence { strip_leading_spaces })
+        Ok(ByteRule::Sentence {
+            strip_leading_spaces,
+            byte_fallback,
+        })
     } else {
         refuse("no step that replaces ▁")
     }
@@ -165,8 +169,8 @@ fn token_table(path: &Path, tokenizer: &Tokenizer, rule: ByteRule) -> Result<Tok
     let mut table = TokenTable::default();
     for id in 0..end {
         match (added.get(&id), by_id.get(&id)) {
-            (Some(token), _) => table.push(token.content.as_bytes(), token.special),
-            (None, Some(entry)) => table.push(&rule.bytes(entry), false),
+            (Some(token), _) => rule.push_added(&mut table, &token.content, token.special),
+            (None, Some(entry)) => rule.push(&mut table, entry),
             // A gap in the ids: no text, like the ids after the end.
             (None, None) => table.push(&[], true),
         }

@@ -1,5 +1,7 @@
 //! The text side of a GGUF file.
 
+use std::collections::BTreeMap;
+
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{AddedToken, Tokenizer};
 
@@ -24,13 +26,17 @@ pub(crate) const KEY_BOS: &str = "tokenizer.ggml.bos_token_id";
 pub(crate) const KEY_EOS: &str = "tokenizer.ggml.eos_token_id";
 pub(crate) const KEY_ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 pub(crate) const KEY_ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
-const KEY_UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
+pub(crate) const KEY_UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
+const KEY_REMOVE_SPACES: &str = "tokenizer.ggml.remove_extra_whitespaces";
 pub(crate) const KEY_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 
 /// Keys of tokens that end a turn or a message, beside the end-of-text token.
 const MORE_END_KEYS: [&str; 2] = ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
 /// Names of end-of-turn tokens: older converters wrote no key for them.
 const END_OF_TURN_NAMES: [&str; 4] = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"];
+
+/// Added tokens of Phi-3 that leave the white space after them alone; see [`takes_white_space`].
+const PLAIN_PHI3_TOKENS: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 /// Longest piece of a SentencePiece vocabulary; the longest known ones are a tenth of this. All ways to cut each in two are
 /// looked at.
@@ -81,6 +87,7 @@ impl Kind {
             Self::Bytes(_) => ByteRule::ByteLevel,
             Self::Sentence { prefix } => ByteRule::Sentence {
                 strip_leading_spaces: usize::from(prefix),
+                byte_fallback: true,
             },
         }
     }
@@ -174,6 +181,14 @@ fn read_kind(file: &GgufFile) -> Result<Kind, ModelFilesError> {
     match file.require_string(KEY_MODEL)? {
         "gpt2" => {}
         "llama" => {
+            if file.bool(KEY_REMOVE_SPACES)?.unwrap_or(false) {
+                return Err(kind_error(
+                    file,
+                    KEY_REMOVE_SPACES,
+                    "true",
+                    "false for a \"llama\" vocabulary",
+                ));
+            }
             return Ok(Kind::Sentence {
                 prefix: file.bool(KEY_SPACE_PREFIX)?.unwrap_or(true),
             });
@@ -195,6 +210,13 @@ fn read_kind(file: &GgufFile) -> Result<Kind, ModelFilesError> {
     PreTokenizer::from_name(name)
         .map(Kind::Bytes)
         .map_err(|wanted| kind_error(file, KEY_PRE, format!("the string {name:?}"), wanted))
+}
+
+/// True if added tokens take the white space after them: those of Phi-3. The file has no key for that; llama.cpp knows these
+/// models by their name (the end of `llama_vocab::impl::load` in `src/llama-vocab.cpp`), here it is the architecture, with the
+/// kind of vocabulary that no later model of it has.
+pub(crate) fn takes_white_space(file: &GgufFile) -> Result<bool, ModelFilesError> {
+    Ok(file.require_string(KEY_MODEL)? == "llama" && file.string("general.architecture")? == Some("phi3"))
 }
 
 fn token_id(file: &GgufFile, key: &str, vocabulary: &Vocabulary<'_>) -> Result<Option<u32>, ModelFilesError> {
@@ -271,7 +293,11 @@ fn read_merges(file: &GgufFile) -> Result<Vec<(String, String)>, ModelFilesError
 }
 
 /// The pieces that text can become, each with its score.
-fn read_pieces<'a>(file: &GgufFile, vocabulary: &Vocabulary<'a>) -> Result<Vec<Piece<'a>>, ModelFilesError> {
+fn read_pieces<'a>(
+    file: &GgufFile,
+    vocabulary: &Vocabulary<'a>,
+    runs: &'a BTreeMap<u32, String>,
+) -> Result<Vec<Piece<'a>>, ModelFilesError> {
     let wanted = "an array with a float per token";
     let scores = file
         .array(KEY_SCORES, wanted, |value| {
@@ -291,19 +317,56 @@ fn read_pieces<'a>(file: &GgufFile, vocabulary: &Vocabulary<'a>) -> Result<Vec<P
     }
     let tokens = (0..).zip(vocabulary.tokens.iter().zip(&vocabulary.kinds).zip(scores));
     let normal = tokens.filter(|(_, ((_, kind), _))| **kind == TokenKind::Normal);
-    Ok(normal
-        .map(|(id, ((&text, _), score))| Piece {
-            text,
-            id,
-            score: score as f32,
+    let normal = normal.map(|(id, ((&text, _), score))| Piece {
+        text,
+        id,
+        score: score as f32,
+    });
+    let runs = runs.iter().map(|(&id, text)| Piece {
+        text,
+        id,
+        score: f32::INFINITY,
+    });
+    Ok(normal.chain(runs).collect())
+}
+
+/// User-defined pieces of SentencePiece that are nothing but spaces (Gemma's), by id, as text has them once its spaces are
+/// `▁`; converters write them with spaces. They replace that spelling in the vocabulary, where the other is free, and merge
+/// before all else: as Hugging Face transformers converts such a vocabulary.
+fn space_runs(vocabulary: &Vocabulary<'_>, ids: &mut Vocab) -> BTreeMap<u32, String> {
+    let mut runs = BTreeMap::new();
+    for (id, (token, &kind)) in (0_u32..).zip(vocabulary.tokens.iter().zip(&vocabulary.kinds)) {
+        let is_run = token.len() > 1 && token.bytes().all(|byte| byte == b' ');
+        let spelling = "▁".repeat(token.len());
+        if kind == TokenKind::UserDefined && is_run && !ids.contains_key(spelling.as_str()) {
+            ids.remove(*token);
+            ids.insert(spelling.clone(), id);
+            runs.insert(id, spelling);
+        }
+    }
+    runs
+}
+
+/// The tokens that are found in a text before it is cut.
+fn added_tokens(vocabulary: &Vocabulary<'_>, runs: &BTreeMap<u32, String>, takes_white_space: bool) -> Vec<AddedToken> {
+    let tokens = (0_u32..).zip(vocabulary.tokens.iter().zip(&vocabulary.kinds));
+    let added = tokens.filter(|(_, (token, kind))| {
+        let sort = matches!(kind, TokenKind::Control | TokenKind::UserDefined | TokenKind::Unknown);
+        sort && !token.is_empty()
+    });
+    added
+        .map(|(id, (&token, kind))| {
+            let content = runs.get(&id).map_or(token, String::as_str);
+            AddedToken::from(content, kind.is_special())
+                .normalized(false)
+                .rstrip(takes_white_space && !PLAIN_PHI3_TOKENS.contains(&token))
         })
-        .collect())
+        .collect()
 }
 
 fn build(file: &GgufFile, vocabulary: &Vocabulary<'_>, kind: Kind) -> Result<(Tokenizer, TokenTable), ModelFilesError> {
     let mut ids = Vocab::new();
     let mut table = TokenTable::default();
-    let mut added = Vec::new();
     let rule = kind.rule();
     for (id, (&token, &kind)) in (0_u32..).zip(vocabulary.tokens.iter().zip(&vocabulary.kinds)) {
         if let Some(first) = ids.get(token) {
@@ -315,13 +378,15 @@ fn build(file: &GgufFile, vocabulary: &Vocabulary<'_>, kind: Kind) -> Result<(To
             ids.insert(token.to_string(), id);
         }
         match kind {
-            TokenKind::Normal | TokenKind::Byte => table.push(&rule.bytes(token), false),
+            TokenKind::Normal | TokenKind::Byte => rule.push(&mut table, token),
             _ => table.push(token.as_bytes(), kind.is_special()),
         }
-        if matches!(kind, TokenKind::Control | TokenKind::UserDefined | TokenKind::Unknown) && !token.is_empty() {
-            added.push(AddedToken::from(token, kind.is_special()).normalized(false));
-        }
     }
+    let runs = match kind {
+        Kind::Bytes(_) => BTreeMap::new(),
+        Kind::Sentence { .. } => space_runs(vocabulary, &mut ids),
+    };
+    let added = added_tokens(vocabulary, &runs, takes_white_space(file)?);
     let wrong = |what: String| ModelFilesError::invalid(file.path(), what);
     let mut tokenizer = match kind {
         Kind::Bytes(pre) => {
@@ -336,7 +401,7 @@ fn build(file: &GgufFile, vocabulary: &Vocabulary<'_>, kind: Kind) -> Result<(To
             tokenizer
         }
         Kind::Sentence { prefix } => {
-            let pieces = read_pieces(file, vocabulary)?;
+            let pieces = read_pieces(file, vocabulary, &runs)?;
             let merges = sentence_piece::merges(&pieces);
             let unknown = token_id(file, KEY_UNKNOWN, vocabulary)?.map(|id| vocabulary.tokens[id as usize]);
             let model = sentence_piece::model(ids, merges, unknown).map_err(wrong)?;

@@ -5,7 +5,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::from_gguf::{
     KEY_ADD_BOS, KEY_ADD_EOS, KEY_BOS, KEY_EOS, KEY_MERGES, KEY_MODEL, KEY_PRE, KEY_SCORES, KEY_SPACE_PREFIX,
-    KEY_TOKENS, KEY_TYPES,
+    KEY_TOKENS, KEY_TYPES, KEY_UNKNOWN, takes_white_space,
 };
 use crate::directory::parse_json;
 use crate::error::ModelFilesError;
@@ -36,6 +36,7 @@ pub(crate) fn of_gguf(file: &GgufFile) -> Result<u64, ModelFilesError> {
         KEY_MERGES,
         KEY_BOS,
         KEY_EOS,
+        KEY_UNKNOWN,
         KEY_ADD_BOS,
         KEY_ADD_EOS,
         KEY_SPACE_PREFIX,
@@ -45,6 +46,9 @@ pub(crate) fn of_gguf(file: &GgufFile) -> Result<u64, ModelFilesError> {
             Some(value) => hasher.gguf(&value),
             None => hasher.tag(b'-'),
         }
+    }
+    if takes_white_space(file)? {
+        hasher.text("added tokens take the white space after them");
     }
     Ok(hasher.0.digest())
 }

@@ -3,7 +3,10 @@
 use super::tokenizer::TextTokenizer;
 
 /// Turns generated tokens into text one by one. Holds back the bytes of an incomplete character (at most three), so that
-/// what it returns is always whole text; the concatenation of everything returned is the lossy decoding of all bytes.
+/// what it returns is always whole text. The concatenation of everything returned is what [`TextTokenizer::decode`] gives, but
+/// for two things that only a look ahead could know: leading spaces are kept (below), and of a run of SentencePiece's byte
+/// tokens that ends in an incomplete character or has an invalid byte, the characters that were complete stay: they are out
+/// already.
 ///
 /// Generated text continues a prompt: a leading space of the first token is part of it and is kept.
 #[derive(Debug, Clone)]
@@ -23,7 +26,8 @@ impl IncrementalDecoder {
     }
 
     /// The text this token adds: empty while a character is incomplete. Special tokens add their literal name, or nothing if
-    /// they are skipped. Invalid bytes become U+FFFD, once per maximal invalid part, as soon as they are proven invalid.
+    /// they are skipped. Invalid bytes become U+FFFD as soon as they are proven invalid: of byte-level BPE once per maximal
+    /// invalid part, of SentencePiece once per byte.
     pub fn push(&mut self, id: u32) -> String {
         self.pending
             .extend_from_slice(self.tokenizer.visible_bytes(id, self.skip_special));
@@ -41,7 +45,7 @@ impl IncrementalDecoder {
                     text.push_str(std::str::from_utf8(valid).expect("checked by the error's valid_up_to"));
                     rest = tail;
                     let Some(invalid) = error.error_len() else { break };
-                    text.push(char::REPLACEMENT_CHARACTER);
+                    text.push_str(&self.tokenizer.replacement(invalid));
                     rest = &rest[invalid..];
                 }
             }
@@ -51,9 +55,10 @@ impl IncrementalDecoder {
         text
     }
 
-    /// The end of the text: a still incomplete character becomes one U+FFFD. Afterwards the decoder is as new.
+    /// The end of the text: a still incomplete character becomes U+FFFD, as in [`Self::push`]. Afterwards the decoder is as
+    /// new.
     pub fn finish(&mut self) -> String {
-        let tail = String::from_utf8_lossy(&self.pending).into_owned();
+        let tail = self.tokenizer.replacement(self.pending.len());
         self.pending.clear();
         tail
     }

@@ -6,6 +6,7 @@ mod from_gguf;
 mod hash;
 mod incremental;
 mod pre_tokenizer;
+mod python;
 mod sentence_piece;
 mod strftime;
 mod template;

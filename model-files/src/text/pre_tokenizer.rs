@@ -1,4 +1,7 @@
 //! How byte-level BPE cuts text into pieces before merging, by the name GGUF gives the rule (`tokenizer.ggml.pre`).
+//!
+//! The names are those of llama.cpp (`convert_hf_to_gguf_update.py` gives them, `src/llama-vocab.cpp` reads them); the rules
+//! behind them are those of the models' own `tokenizer.json`, where llama.cpp writes a simpler pattern for its own engine.
 
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::normalizers::unicode::NFC;
@@ -9,38 +12,96 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::tokenizer::SplitDelimiterBehavior;
 
-/// The rules this product knows.
+/// How text is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PreTokenizer {
+enum Cut {
     /// GPT-2's pattern.
     Gpt2,
     /// Punctuation runs first, then GPT-2's pattern, numbers in threes: what files without a rule's name get.
     Default,
-    /// Every digit alone, then GPT-2's pattern.
-    SmolLm,
-    /// Llama 3's pattern: numbers in threes.
+    /// Every digit alone, then GPT-2's pattern: SmolLM, StarCoder, Granite (`refact`), Command R.
+    Digits,
+    /// The pattern of cl100k and Llama 3: numbers in threes.
     Llama3,
-    /// Qwen2's pattern: every digit alone; text is normalised to NFC.
+    /// Qwen2's pattern: every digit alone.
     Qwen2,
+    /// The pattern of o200k: words are cut where small letters are followed by capital ones, contractions stay at their word.
+    Gpt4o,
+    /// Mistral's Tekken: as o200k, without contractions, every digit alone.
+    Tekken,
+    /// DeepSeek LLM: lines, words of cased letters, punctuation, CJK, digits.
+    DeepSeekLlm,
+    /// DeepSeek Coder: lines, words, punctuation, CJK, digits.
+    DeepSeekCoder,
+    /// DeepSeek V3 and R1: numbers in threes, CJK, then words with their marks.
+    DeepSeekV3,
 }
 
-/// Names of the rules, as converters write them.
+/// A rule this product knows, with what goes with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PreTokenizer {
+    cut: Cut,
+    /// Text is normalised to NFC first.
+    nfc: bool,
+    /// A piece that is a vocabulary entry is taken whole.
+    ignores_merges: bool,
+    /// A begin-of-text token is put in front when the file does not say.
+    adds_bos: bool,
+}
+
+impl PreTokenizer {
+    const fn of(cut: Cut) -> Self {
+        Self {
+            cut,
+            nfc: false,
+            ignores_merges: false,
+            adds_bos: false,
+        }
+    }
+
+    const fn nfc(cut: Cut) -> Self {
+        Self {
+            nfc: true,
+            ..Self::of(cut)
+        }
+    }
+
+    /// Whole entries, and a begin-of-text token.
+    const fn whole(cut: Cut) -> Self {
+        Self {
+            ignores_merges: true,
+            adds_bos: true,
+            ..Self::of(cut)
+        }
+    }
+}
+
+/// Names of the rules, as converters write them. The vocabularies of Qwen2, Command R and GPT-NeoX (OLMo 1, MPT) are over NFC.
 const NAMES: &[(&str, PreTokenizer)] = &[
-    ("default", PreTokenizer::Default),
-    ("gpt-2", PreTokenizer::Gpt2),
-    ("gpt2", PreTokenizer::Gpt2),
-    ("phi-2", PreTokenizer::Gpt2),
-    ("olmo", PreTokenizer::Gpt2),
-    ("mpt", PreTokenizer::Gpt2),
-    ("smollm", PreTokenizer::SmolLm),
-    ("starcoder", PreTokenizer::SmolLm),
-    ("refact", PreTokenizer::SmolLm),
-    ("command-r", PreTokenizer::SmolLm),
-    ("llama-bpe", PreTokenizer::Llama3),
-    ("llama3", PreTokenizer::Llama3),
-    ("llama-v3", PreTokenizer::Llama3),
-    ("qwen2", PreTokenizer::Qwen2),
-    ("deepseek-r1-qwen", PreTokenizer::Qwen2),
+    ("default", PreTokenizer::of(Cut::Default)),
+    ("gpt-2", PreTokenizer::of(Cut::Gpt2)),
+    ("gpt2", PreTokenizer::of(Cut::Gpt2)),
+    ("phi-2", PreTokenizer::of(Cut::Gpt2)),
+    ("olmo", PreTokenizer::nfc(Cut::Gpt2)),
+    ("mpt", PreTokenizer::nfc(Cut::Gpt2)),
+    ("smollm", PreTokenizer::of(Cut::Digits)),
+    ("starcoder", PreTokenizer::of(Cut::Digits)),
+    ("refact", PreTokenizer::of(Cut::Digits)),
+    ("command-r", PreTokenizer::nfc(Cut::Digits)),
+    ("llama-bpe", PreTokenizer::whole(Cut::Llama3)),
+    ("llama3", PreTokenizer::whole(Cut::Llama3)),
+    ("llama-v3", PreTokenizer::whole(Cut::Llama3)),
+    // OLMo 2 and Phi-4 have the pattern, and with it the name, of DBRX.
+    ("dbrx", PreTokenizer::of(Cut::Llama3)),
+    ("smaug-bpe", PreTokenizer::of(Cut::Llama3)),
+    ("qwen2", PreTokenizer::nfc(Cut::Qwen2)),
+    ("deepseek-r1-qwen", PreTokenizer::nfc(Cut::Qwen2)),
+    ("gpt-4o", PreTokenizer::of(Cut::Gpt4o)),
+    ("llama4", PreTokenizer::of(Cut::Gpt4o)),
+    ("tekken", PreTokenizer::whole(Cut::Tekken)),
+    ("deepseek-llm", PreTokenizer::of(Cut::DeepSeekLlm)),
+    ("deepseek-coder", PreTokenizer::of(Cut::DeepSeekCoder)),
+    ("deepseek-v3", PreTokenizer::of(Cut::DeepSeekV3)),
 ];
 
 impl PreTokenizer {
@@ -58,45 +119,93 @@ impl PreTokenizer {
 
     /// True if a piece that is a vocabulary entry is taken whole, without merging.
     pub(crate) fn ignores_merges(self) -> bool {
-        self == Self::Llama3
+        self.ignores_merges
     }
 
     /// Whether a begin-of-text token is put in front when the file does not say.
     pub(crate) fn adds_bos_by_default(self) -> bool {
-        self == Self::Llama3
+        self.adds_bos
     }
 
     pub(crate) fn normalizer(self) -> Option<NormalizerWrapper> {
-        (self == Self::Qwen2).then(|| NormalizerWrapper::NFC(NFC))
+        self.nfc.then_some(NormalizerWrapper::NFC(NFC))
     }
 
     /// Builds the rule.
     pub(crate) fn build(self) -> Result<PreTokenizerWrapper, String> {
-        let plain = || PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, false, false));
-        let gpt2 = || PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, false, true));
-        let steps = match self {
-            Self::Gpt2 => vec![gpt2()],
-            Self::SmolLm => vec![PreTokenizerWrapper::Digits(Digits::new(true)), gpt2()],
-            Self::Default => vec![
+        let digits = || PreTokenizerWrapper::Digits(Digits::new(true));
+        let mut steps = match self.cut {
+            Cut::Gpt2 => return Ok(gpt2()),
+            Cut::Digits => return Ok(PreTokenizerWrapper::Sequence(Sequence::new(vec![digits(), gpt2()]))),
+            Cut::Default => vec![
                 split(r"[\p{P}\$\+<=>\^~\|]+")?,
                 split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")?,
                 split(r"\p{N}+")?,
                 split(r"[0-9][0-9][0-9]")?,
-                plain(),
             ],
-            Self::Llama3 => vec![split(&cl100k(r"\p{N}{1,3}"))?, plain()],
-            Self::Qwen2 => vec![split(&cl100k(r"\p{N}"))?, plain()],
+            Cut::Llama3 => vec![split(&cl100k(r"\p{N}{1,3}"))?],
+            Cut::Qwen2 => vec![split(&cl100k(r"\p{N}"))?],
+            Cut::Gpt4o => vec![split(&o200k(&format!("{CONTRACTIONS}?"), r"\p{N}{1,3}"))?],
+            Cut::Tekken => vec![split(&o200k("", r"\p{N}"))?],
+            Cut::DeepSeekLlm => vec![
+                split(r"[\r\n]")?,
+                split(&format!(r"\s?{CASED}"))?,
+                split(r"\s?[!-/:-~！-／：-～‘-‟　-。]+")?,
+                split(r"\s+$")?,
+                split(CJK)?,
+                digits(),
+            ],
+            Cut::DeepSeekCoder => vec![
+                split(r"[\r\n]")?,
+                split(r"\s?\p{L}+")?,
+                split(r"\s?\p{P}+")?,
+                split(CJK)?,
+                digits(),
+            ],
+            Cut::DeepSeekV3 => vec![
+                split(r"\p{N}{1,3}")?,
+                split("[一-龥\u{3040}-ゟ゠-ヿ]+")?,
+                split(&deepseek_v3())?,
+            ],
         };
+        steps.push(PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, false, false)));
         Ok(PreTokenizerWrapper::Sequence(Sequence::new(steps)))
     }
 }
 
+const CONTRACTIONS: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
+
+/// Han up to the year 1993, and whatever lies between: the class as DeepSeek's files have it.
+const CJK: &str = "[一-龥\u{800}-一가-\u{d7ff}]+";
+
+/// Letters that have case, as DeepSeek LLM's file lists them; characters that Unicode normalisation would change are written
+/// as numbers.
+const CASED: &str = r"[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\x{1f7d}ᾀ-ᾴᾶ-ᾼ\x{1fbe}ῂ-ῄῆ-ῌῐ-\x{1fd3}ῖ-\x{1fdb}ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\x{2126}ℨ\x{212a}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
+
+fn gpt2() -> PreTokenizerWrapper {
+    PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, false, true))
+}
+
 /// The pattern family of cl100k, with the part that cuts numbers.
 fn cl100k(numbers: &str) -> String {
-    let contractions = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)";
     let words = r"[^\r\n\p{L}\p{N}]?\p{L}+";
     let rest = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-    format!("{contractions}|{words}|{numbers}|{rest}")
+    format!("{CONTRACTIONS}|{words}|{numbers}|{rest}")
+}
+
+/// The pattern family of o200k, with what may follow a word and the part that cuts numbers.
+fn o200k(after: &str, numbers: &str) -> String {
+    let before = r"[^\r\n\p{L}\p{N}]?";
+    let upper = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]";
+    let lower = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]";
+    let rest = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    format!("{before}{upper}*{lower}+{after}|{before}{upper}+{lower}*{after}|{numbers}|{rest}")
+}
+
+fn deepseek_v3() -> String {
+    let marked = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"##;
+    let words = r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+";
+    format!(r"{marked}|{words}| ?[\p{{P}}\p{{S}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 }
 
 fn split(pattern: &str) -> Result<PreTokenizerWrapper, String> {

@@ -1,17 +1,19 @@
 //! Chat templates: a conversation becomes a prompt.
 //!
 //! Templates are Jinja, written for the environment of Hugging Face transformers; this module gives them the same one:
-//! `trim_blocks`, `lstrip_blocks`, loop controls, Python's methods on strings, lists and maps, `raise_exception`,
-//! `strftime_now`, a `tojson` that writes what Python's `json.dumps` writes, and the `generation` tag (which marks the
-//! assistant's words for training and means nothing here).
+//! `trim_blocks`, `lstrip_blocks`, loop controls, Python's methods on strings, lists and maps, values that print as Python
+//! prints them, `raise_exception`, `strftime_now`, a `tojson` that writes what Python's `json.dumps` writes, and the
+//! `generation` tag (which marks the assistant's words for training and means nothing here).
 
 use std::borrow::Cow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde::Serialize;
 
+use super::python;
 use super::strftime::strftime;
 use super::tojson::tojson;
 use crate::error::TextError;
@@ -117,9 +119,14 @@ impl ChatTemplate {
         let template = environment
             .get_template(NAME)
             .map_err(|error| TextError::TemplateSyntax(chain(&error)))?;
-        template
-            .render(context)
-            .map_err(|error| TextError::TemplateRender(chain(&error)))
+        // The template engine has places that panic (a slice of nothing with a negative step is one); a conversation must
+        // never take the process down. What was rendered until then is dropped, nothing else is touched.
+        match catch_unwind(AssertUnwindSafe(|| template.render(context))) {
+            Ok(rendered) => rendered.map_err(|error| TextError::TemplateRender(chain(&error))),
+            Err(_) => Err(TextError::TemplateRender(
+                "the template engine gave up on this conversation".to_owned(),
+            )),
+        }
     }
 }
 
@@ -128,11 +135,11 @@ fn compile(source: &str) -> Result<Environment<'static>, Error> {
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
     environment.add_filter("tojson", tojson);
+    python::install(&mut environment);
     environment.add_template_owned(NAME, without_generation_tags(source).into_owned())?;
     Ok(environment)
 }

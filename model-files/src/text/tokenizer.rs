@@ -9,6 +9,18 @@ use super::bytes::{ByteRule, TokenTable};
 use super::incremental::IncrementalDecoder;
 use crate::error::TextError;
 
+/// U+FFFD, which stands for what is no text.
+const REPLACEMENT: &str = "\u{fffd}";
+
+/// Writes a run of byte tokens, which is text as a whole or not at all.
+fn end_run(run: &mut Vec<u8>, text: &mut String) {
+    match std::str::from_utf8(run) {
+        Ok(valid) => text.push_str(valid),
+        Err(_) => text.push_str(&REPLACEMENT.repeat(run.len())),
+    }
+    run.clear();
+}
+
 /// A model's tokenizer. Cheap to clone, shared between threads.
 #[derive(Debug, Clone)]
 pub struct TextTokenizer(Arc<Inner>);
@@ -69,21 +81,36 @@ impl TextTokenizer {
         }
     }
 
-    /// The text of a whole token sequence. Bytes that are no UTF-8 become U+FFFD once per maximal invalid part.
+    /// The text of a whole token sequence, as Hugging Face's `tokenizers` decodes it. Bytes that are no UTF-8 become U+FFFD:
+    /// of byte-level BPE once per maximal invalid part; of SentencePiece every byte of a run of byte tokens that is not UTF-8
+    /// as a whole, the valid characters among them too.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
-        let mut bytes = Vec::new();
-        for &id in ids {
-            bytes.extend_from_slice(self.visible_bytes(id, skip_special));
+        let Inner { table, rule, .. } = &*self.0;
+        let shown = ids.iter().filter(|&&id| !(skip_special && table.is_special(id)));
+        let ByteRule::Sentence {
+            strip_leading_spaces, ..
+        } = *rule
+        else {
+            let bytes: Vec<u8> = shown.flat_map(|&id| table.get(id)).copied().collect();
+            return String::from_utf8_lossy(&bytes).into_owned();
+        };
+        let (mut text, mut run) = (String::new(), Vec::new());
+        for &id in shown {
+            let bytes = table.get(id);
+            if table.is_fallback(id) {
+                run.extend_from_slice(bytes);
+            } else if !bytes.is_empty() {
+                end_run(&mut run, &mut text);
+                text.push_str(&String::from_utf8_lossy(bytes));
+            }
         }
-        let mut text = String::from_utf8_lossy(&bytes).into_owned();
-        if let ByteRule::Sentence { strip_leading_spaces } = self.0.rule {
-            let spaces = text
-                .bytes()
-                .take(strip_leading_spaces)
-                .take_while(|&byte| byte == b' ')
-                .count();
-            text.drain(..spaces);
-        }
+        end_run(&mut run, &mut text);
+        let spaces = text
+            .bytes()
+            .take(strip_leading_spaces)
+            .take_while(|&byte| byte == b' ')
+            .count();
+        text.drain(..spaces);
         text
     }
 
@@ -120,6 +147,15 @@ impl TextTokenizer {
     /// Number of token ids, added ones included.
     pub fn vocab_size(&self) -> usize {
         self.0.table.len()
+    }
+
+    /// What a decoder writes for `count` bytes in a row that are no UTF-8.
+    pub(crate) fn replacement(&self, count: usize) -> String {
+        let times = match self.0.rule {
+            ByteRule::ByteLevel => count.min(1),
+            ByteRule::Sentence { .. } => count,
+        };
+        REPLACEMENT.repeat(times)
     }
 
     pub(crate) fn visible_bytes(&self, id: u32, skip_special: bool) -> &[u8] {

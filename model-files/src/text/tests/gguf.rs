@@ -177,7 +177,11 @@ fn wrong_files_are_refused_by_key() {
             Some("bert".into()),
             "is the string \"bert\"; \"gpt2\" or \"llama\" would be right",
         ),
-        ("pre", Some("tekken".into()), "known rules: default"),
+        (
+            "pre",
+            Some("chameleon".into()),
+            "the string \"chameleon\"; one of the known rules: default",
+        ),
         ("pre", Some(7.into()), "is the u32 7; a string would be right"),
         ("tokens", None, "key `tokenizer.ggml.tokens` is missing"),
         ("tokens", Some(strings(&[])), "an empty array"),
@@ -209,6 +213,7 @@ fn wrong_files_are_refused_by_key() {
         ("eos_token_id", Some("1".into()), "is the string \"1\"; an integer"),
         ("add_bos_token", Some(1.into()), "is the u32 1; a bool"),
         ("add_space_prefix", Some(true.into()), "false for a \"gpt2\" vocabulary"),
+        ("model", Some("t5".into()), "is the string \"t5\""),
     ];
     for (name, value, expected) in cases {
         let error = load(&with(base("gpt-2"), &key(name), value)).unwrap_err();
@@ -264,6 +269,21 @@ fn the_hash_changes_with_everything_that_changes_tokens() {
     all.sort_unstable();
     all.dedup();
     assert_eq!(all.len(), 9, "every change gives another hash");
+}
+
+#[test]
+fn the_architecture_counts_where_it_changes_tokens() {
+    let of = |architecture: &str| {
+        let builder = with(sentence(None), "general.architecture", Some(architecture.into()));
+        let key = format!("{architecture}.context_length");
+        let model = load(&with(builder, &key, Some(128.into()))).unwrap();
+        let ids = model.tokenizer.encode_plain("<tool> \n a").unwrap();
+        (ids.len(), model.tokenizer_hash)
+    };
+    let ((llama, first), (phi, second)) = (of("llama"), of("phi3"));
+    assert!(phi < llama, "the added tokens of Phi-3 take the white space after them");
+    assert_ne!(first, second);
+    assert_eq!(of("gemma"), (llama, first), "other architectures change nothing");
 }
 
 /// A SentencePiece vocabulary: special tokens, bytes, letters, and pieces of them.
@@ -329,6 +349,12 @@ fn sentence_piece_vocabularies_merge_by_score_and_fall_back_to_bytes() {
     let ids = with_prefix.tokenizer.encode_plain("ab c").unwrap();
     assert_eq!(with_prefix.tokenizer.decode(&ids, false), "ab c");
 
+    let removes = sentence(None).put("tokenizer.ggml.remove_extra_whitespaces", true);
+    let error = load(&removes).unwrap_err();
+    assert!(
+        error.contains("`tokenizer.ggml.remove_extra_whitespaces` is true"),
+        "{error}"
+    );
     let scores = Put::U32s(vec![1, 2]);
     let error = load(&with(sentence(None), "tokenizer.ggml.scores", Some(scores))).unwrap_err();
     assert!(

@@ -36,7 +36,18 @@ fn every_rule_splits_as_its_pattern_says() {
 fn hostile_texts_are_split_without_loss() {
     for part in [" ", "\n", " \n", "a", "1", "!", "'", "é", "😀", "\u{301}", "\t x"] {
         let text = part.repeat(20_000);
-        for rule in ["gpt-2", "default", "smollm", "llama-bpe", "qwen2"] {
+        for rule in [
+            "gpt-2",
+            "default",
+            "smollm",
+            "llama-bpe",
+            "qwen2",
+            "gpt-4o",
+            "tekken",
+            "deepseek-llm",
+            "deepseek-coder",
+            "deepseek-v3",
+        ] {
             assert_eq!(split(rule, &text).concat(), text, "{rule} on many {part:?}");
         }
     }
@@ -44,8 +55,16 @@ fn hostile_texts_are_split_without_loss() {
 
 #[test]
 fn unknown_rules_are_answered_with_the_known_ones() {
-    let error = PreTokenizer::from_name("tekken").unwrap_err();
-    for name in ["smollm", "gpt-2", "default", "llama-bpe", "qwen2"] {
+    let error = PreTokenizer::from_name("chameleon").unwrap_err();
+    for name in [
+        "smollm",
+        "gpt-2",
+        "default",
+        "llama-bpe",
+        "qwen2",
+        "tekken",
+        "deepseek-v3",
+    ] {
         assert!(error.contains(name), "{error}");
     }
 }
