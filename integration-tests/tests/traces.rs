@@ -288,13 +288,19 @@ async fn a_moved_request_shows_both_attempts() -> Result<()> {
     let spans = collector.wait_for(trace, |spans| complete(spans, 2)).await?;
     check_phases(&spans)?;
     let root = one(&spans, ROOT)?;
-    ensure!(root.attribute("baton.attempt").as_deref() == Some("2"), "{root:?}");
     ensure!(
         root.attribute("baton.nodes").as_deref() == Some("decode-0,decode-1,prefill-0"),
         "{root:?}"
     );
-    let events: Vec<&str> = root.span.events.iter().map(|event| event.name.as_str()).collect();
-    ensure!(events == ["first_token", "migration"], "{events:?}");
+    // Until its link is lost, the dead node may be chosen a second time.
+    let last = root.attribute("baton.attempt").context("no attempts")?;
+    ensure!(["2", "3"].contains(&last.as_str()), "{last} attempts");
+    let mut events = root.span.events.iter().map(|event| event.name.as_str());
+    ensure!(events.next() == Some("first_token"), "{root:?}");
+    ensure!(
+        events.clone().count() > 0 && events.all(|event| event == "migration"),
+        "{root:?}"
+    );
     // It may have been lost while its KV was under way, or behind that.
     let phases = spans.iter().filter(|seen| PHASES.contains(&seen.span.name.as_str()));
     let attempts: Vec<_> = phases
@@ -306,10 +312,10 @@ async fn a_moved_request_shows_both_attempts() -> Result<()> {
     let attempt = |number: &str, node: &str, failed| (Some(number.to_owned()), Some(node.to_owned()), failed);
     ensure!(attempts.contains(&attempt("1", "prefill-0", false)), "{attempts:?}");
     ensure!(attempts.contains(&attempt("1", &lost, true)), "{attempts:?}");
-    ensure!(attempts.contains(&attempt("2", left, false)), "{attempts:?}");
+    ensure!(attempts.contains(&attempt(&last, left, false)), "{attempts:?}");
     let job = one(&spans, "decode_job")?;
     ensure!(
-        job.instance == left && job.attribute("baton.attempt").as_deref() == Some("2"),
+        job.instance == left && job.attribute("baton.attempt") == Some(last),
         "{job:?}"
     );
     Ok(())

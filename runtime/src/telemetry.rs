@@ -11,9 +11,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
+use tracing::Subscriber;
+use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::fmt;
+use tracing_subscriber::fmt::{self, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::measure::{Kind, Measure};
@@ -72,15 +75,28 @@ pub fn init_logging(telemetry: &TelemetryConfig) -> Result<(), TelemetryError> {
         .log_level
         .parse()
         .map_err(|_| TelemetryError::Level(telemetry.log_level.clone()))?;
-    let log = fmt::layer()
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr);
     let registry = tracing_subscriber::registry().with(wanted(level));
     let result = match telemetry.log_format {
-        LogFormat::Human => registry.with(log).try_init(),
-        LogFormat::Json => registry.with(log.json().flatten_event(true)).try_init(),
+        LogFormat::Human => {
+            let log = fmt::layer().with_ansi(io::stderr().is_terminal());
+            registry.with(log.with_writer(io::stderr)).try_init()
+        }
+        LogFormat::Json => registry.with(json_lines(io::stderr)).try_init(),
     };
     result.map_err(|e| TelemetryError::LoggingInstalled(e.to_string()))
+}
+
+/// Writes each event as one line of JSON, its fields beside its message.
+fn json_lines<S, W>(writer: W) -> impl Layer<S>
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+    W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
+{
+    fmt::layer()
+        .with_ansi(false)
+        .with_writer(writer)
+        .json()
+        .flatten_event(true)
 }
 
 /// What is logged at a configured level.
@@ -247,9 +263,41 @@ fn respond(head: &[u8], handle: &MetricsHandle) -> (&'static str, String) {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
     use tracing::Level;
 
     use super::*;
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("no test panicked").write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_event_is_one_line_of_json_whatever_is_in_it() {
+        let written = Written::default();
+        let writer = written.clone();
+        let lines = tracing_subscriber::registry().with(json_lines(move || writer.clone()));
+        tracing::subscriber::with_default(lines, || {
+            let (none, some): (Option<&str>, Option<&str>) = (None, Some("id"));
+            tracing::info!(text = "a\n\"b\"\u{1}", none, some, "one\r\ntwo");
+        });
+        let text = String::from_utf8(written.0.lock().expect("no test panicked").clone()).expect("JSON is UTF-8");
+        assert_eq!((text.matches('\n').count(), text.ends_with('\n')), (1, true), "{text}");
+        assert!(text.contains(r#""text":"a\n\"b\"\u0001""#), "{text}");
+        assert!(text.contains(r#""message":"one\r\ntwo""#), "{text}");
+        assert!(text.contains(r#""some":"id""#) && !text.contains("none"), "{text}");
+    }
 
     #[test]
     fn strangers_cannot_fill_the_log() {

@@ -350,17 +350,20 @@ def show_commands(port, coordinator, admin):
     prompt = json.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": 24}})
     completion = json.dumps({"model": model_name(port), "prompt": PROMPT, "max_tokens": 24, "temperature": 0})
     header = "-H 'Content-Type: application/json'"
+    listen, token, _ = admin
     say("")
-    say("ready. Try:")
+    if token is not None:
+        say(f"ready. The dashboard: http://{listen}/dashboard#token={token}")
+    elif listen:
+        say(f"ready. The dashboard: http://{listen}/dashboard (with one of BATON_ADMIN__TOKENS)")
+    else:
+        say("ready.")
+    say("Try:")
     say(f"  curl {url}/generate {header} -d '{prompt}'")
     say(f"  curl -N {url}/generate_stream {header} -d '{prompt}'")
     say(f"  curl {url}/v1/completions {header} -d '{completion}'")
-    listen, token, _ = admin
     if token is not None:
         say(f"  BATON_ADMIN_TOKEN=$(cat {ADMIN_TOKEN}) {coordinator} status --admin http://{listen} --watch")
-        say(f"dashboard: http://{listen}/dashboard#token={token}")
-    elif listen:
-        say(f"dashboard: http://{listen}/dashboard")
     say(f"logs: {LOGS}. Ctrl-C stops the cluster.")
 
 

@@ -3,6 +3,8 @@
 import { el, ms, number, percent, say } from "./dom.js";
 
 const SPAN_S = 900;
+/** So much is shown at least, of a coordinator that has just begun. */
+const LEAST_S = 180;
 const HEIGHT = 150;
 
 /** The points, as the coordinator numbers them. */
@@ -124,6 +126,13 @@ class Chart {
     this.tell(this.plot?.cursor.idx ?? null);
   }
 
+  /** From the first point on, but neither too much nor too little. */
+  span() {
+    const now = Date.now() / 1000;
+    const known = now - (this.data[0][0] ?? now);
+    return [now - Math.min(SPAN_S, Math.max(LEAST_S, known)), now];
+  }
+
   /** The values at a point; those of the last one if it is none. */
   tell(index) {
     this.curves.forEach((_, at) => {
@@ -146,7 +155,7 @@ class Chart {
       legend: { show: false },
       cursor: { sync: { key: this.sync.key }, y: false, drag: { x: false, y: false }, points: { size: 6 } },
       scales: {
-        x: { time: true, range: () => [Date.now() / 1000 - SPAN_S, Date.now() / 1000] },
+        x: { time: true, range: () => this.span() },
         y: { range: (_, __, most) => [0, Math.max(most ?? 0, this.write === share ? 0.1 : 1) * 1.1] },
       },
       axes: [

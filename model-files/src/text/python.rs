@@ -1,7 +1,5 @@
 //! Where templates see Python behind Jinja: how values print, and what tests and filters of jinja2 say of them.
 
-use std::fmt::Write as _;
-
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value, escape_formatter};
 use minijinja_contrib::pycompat::unknown_method_callback;

@@ -66,7 +66,11 @@ impl ChatTemplate {
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Self {
         Self(Arc::new(Inner {
             source: source.to_string(),
-            compiled: compile(source).map_err(|error| chain(&error)),
+            // As in `render`: constant parts are worked out while compiling.
+            compiled: match catch_unwind(|| compile(source)) {
+                Ok(compiled) => compiled.map_err(|error| chain(&error)),
+                Err(_) => Err("the template engine gave up on it".to_owned()),
+            },
             bos: bos_token.to_string(),
             eos: eos_token.to_string(),
         }))

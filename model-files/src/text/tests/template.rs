@@ -63,6 +63,43 @@ fn python_methods_work() {
 }
 
 #[test]
+fn values_print_as_in_python() {
+    let messages =
+        json!([{"role": "user", "content": {"a": [1, 2.5, null, true], "it's": "q\"\\\n\u{1b}\u{2028}é", "m": {}}}]);
+    let shown = r#"{'a': [1, 2.5, None, True], "it's": 'q"\\\n\x1b\u2028é', 'm': {}}"#;
+    for source in [
+        "{{ messages[0].content }}",
+        "{{ messages[0].content | string }}",
+        "{{ messages[0].content | trim }}",
+    ] {
+        assert_eq!(render(source, &messages).unwrap(), shown, "{source}");
+    }
+    assert_eq!(text("{{ [1, 'A'] | lower }}{{ ['b'] | upper }}"), "[1, 'a']['B']");
+    assert_eq!(text("{{ \"21 °C it's o'clock\".title() }}"), "21 °C It'S O'Clock");
+    assert_eq!(text("{{ 'xxaxx' | trim('x') }}{{ none }}"), "aNone");
+    assert_eq!(text("{{ '<a b=\"c\">' | e }}"), "&lt;a b=&#34;c&#34;&gt;");
+    assert_eq!(
+        text(
+            "{{ none is iterable }} {{ missing is iterable }} {{ 'x' is iterable }} {{ 1 is iterable }} {{ 'x' is sequence }}"
+        ),
+        "False True True False True"
+    );
+}
+
+#[test]
+fn a_template_engine_that_panics_is_an_error() {
+    let nothing = json!([]);
+    for source in ["{{ messages[::-1] | list }}", "{{ ''[::-1] }}"] {
+        // Either the engine has learnt it, or it says that it cannot.
+        match render(source, &nothing) {
+            Ok(text) => assert!(["[]", ""].contains(&text.as_str()), "{text:?}"),
+            Err(error) => assert!(error.to_string().contains("gave up"), "{error}"),
+        }
+    }
+    assert_eq!(text("{{ 'abc'[::-1] }}"), "cba");
+}
+
+#[test]
 fn a_template_can_refuse_a_conversation() {
     let source =
         "{% if messages[0].role != 'system' %}{{ raise_exception('a system message must come first') }}{% endif %}";
