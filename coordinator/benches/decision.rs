@@ -150,7 +150,7 @@ fn decision(criterion: &mut Criterion) {
         });
     });
     group.bench_function("look_up", |bencher| {
-        bencher.iter(|| nodes.prefixes().matches(black_box(&names)));
+        bencher.iter(|| nodes.prefixes().matches(black_box(&names), nodes.kept()));
     });
     group.bench_function("names", |bencher| {
         bencher.iter(|| nodes.block_names(black_box(&tokens), None));

@@ -1,8 +1,8 @@
 //! The one OS thread that runs a node's engine: commands in, events out, one step after the other.
 //!
 //! Life of a step: take what has arrived (blocking only when the last plan was empty) -> plan -> execute, telling the taps
-//! of each finished layer -> apply -> send each sequence its events. The thread never waits for a consumer: every sequence's
-//! event queue is as long as the sequence can get.
+//! of each finished layer -> apply -> count -> send each sequence its events. The thread never waits for a consumer: every
+//! sequence's event queue is as long as the sequence can get.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use engine::engine::Engine;
 use engine::event::EngineEvent;
 use engine::owners::{JobName, Origin, Owner, Ownership};
-use engine::plan::{BlockId, SequenceId, StepOutput};
+use engine::plan::{BlockId, SequenceId, StepOutput, StepPlan};
 use engine::reservation::{Awaited, Reservation, ReservationId};
 use engine::runner::{LayerObserver, Runner};
 use engine::sequence::SequenceSpec;
+use engine::stats::StepStats;
 use runtime::clock::Clock;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -25,7 +26,7 @@ use deliver::{BEAM_EVENTS, Record, deliver, event_capacity};
 pub use deliver::{ComputedEvent, SequenceEvent, TokenEvent};
 
 use crate::cache_feed::CacheFeed;
-use crate::handle::{AwaitedPrompt, EngineHandle, EngineLoad, ReservedBlocks, SequenceGroup, SubmitError};
+use crate::handle::{AwaitedPrompt, EngineHandle, EngineLoad, ReservedBlocks, SequenceGroup, SubmitError, narrow};
 use crate::queue::Inbox;
 use crate::stats::EngineMetrics;
 
@@ -362,7 +363,8 @@ impl State {
         }
         // The same plan again.
         let Some(plan) = self.engine.plan() else { return false };
-        let (rows, batch_size) = (plan.token_ids.len(), plan.sequences.len());
+        let mut computed = nothing_sampled(plan);
+        let rows = computed.rows;
         for planned in &plan.sequences {
             let Some(record) = self.records.get_mut(&planned.owner) else {
                 continue;
@@ -392,8 +394,11 @@ impl State {
         match outcome {
             Ok(()) => {
                 self.engine.note_step_time(elapsed);
-                if let Err(error) = self.engine.apply(&self.output, &mut self.events) {
-                    tracing::error!(%error, rows, "a step came to nothing; its sequences end with an error");
+                match self.engine.apply(&self.output, &mut self.events) {
+                    Ok(stats) => computed = stats,
+                    Err(error) => {
+                        tracing::error!(%error, rows, "a step came to nothing; its sequences end with an error");
+                    }
                 }
             }
             Err(error) => {
@@ -401,9 +406,23 @@ impl State {
                 self.engine.fail_step(&error.to_string(), &mut self.events);
             }
         }
-        self.metrics.step(elapsed, batch_size);
+        let preempted = self
+            .events
+            .iter()
+            .filter(|event| matches!(event, EngineEvent::Preempted { .. }));
+        self.metrics.step(elapsed, &computed, preempted.count());
         deliver(&mut self.events, &mut self.records, self.clock.now());
         true
+    }
+}
+
+/// What a step is that comes to nothing.
+fn nothing_sampled(plan: &StepPlan) -> StepStats {
+    StepStats {
+        step: plan.step,
+        batch_size: narrow(plan.sequences.len()),
+        rows: narrow(plan.token_ids.len()),
+        sampled_tokens: 0,
     }
 }
 

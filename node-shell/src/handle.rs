@@ -98,7 +98,7 @@ fn done(stats: &EngineStats) -> WorkDone {
 }
 
 /// Counts of this crate are bounded by the number of blocks, which has 32 bits.
-fn narrow(count: usize) -> u32 {
+pub(crate) fn narrow(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 

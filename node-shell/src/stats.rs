@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use engine::stats::StepStats;
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use runtime::clock::Clock;
 use runtime::measure::{GAPS, Measure, SEQUENCES};
@@ -263,9 +264,6 @@ impl EngineMetrics {
     /// Publishes the engine's state, and what it has done since it started.
     pub(crate) fn load(&self, load: &EngineLoad) {
         let done = &load.done;
-        self.rows.absolute(done.rows);
-        self.sampled.absolute(done.sampled_tokens);
-        self.preemptions.absolute(done.preemptions);
         self.preempted_rows.absolute(done.preempted_rows);
         self.cache_queries.absolute(done.cache_queried_tokens);
         self.cache_hits.absolute(done.cache_hit_tokens);
@@ -280,10 +278,13 @@ impl EngineMetrics {
         self.queued_rows.set(load.queued_tokens as f64);
     }
 
-    /// A step is over.
-    pub(crate) fn step(&self, elapsed: Duration, batch_size: usize) {
+    /// A step is over. Said before anybody hears of its tokens: who has them finds them counted.
+    pub(crate) fn step(&self, elapsed: Duration, step: &StepStats, preempted: usize) {
         self.step_seconds.record(elapsed.as_secs_f64());
-        self.batch_size.record(batch_size as f64);
+        self.batch_size.record(f64::from(step.batch_size));
+        self.rows.increment(step.rows.into());
+        self.sampled.increment(step.sampled_tokens.into());
+        self.preemptions.increment(preempted as u64);
     }
 
     pub(crate) fn audit_failed(&self) {
