@@ -166,7 +166,7 @@ fn other_value(kind: Kind, default: &toml::Value) -> String {
             Text::Adapter => "other=path",
             Text::BindAddress | Text::OptionalBindAddress => "[::1]:7999",
             Text::DialAddress | Text::OptionalDialAddress => "other.example:7999",
-            Text::HttpUrl => "http://other.example:2379",
+            Text::HttpUrl | Text::CollectorUrl => "http://other.example:2379",
             Text::Secret => "0123456789abcdef",
         }
         .to_owned(),

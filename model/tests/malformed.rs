@@ -154,11 +154,18 @@ fn tensors_that_cannot_be_where_they_say_are_named() {
         |file| file.data.truncate(1_000),
         &["cut or damaged", "1000 bytes of data"],
     );
-    // A type that the format has, and that is no weight's.
-    let other = |file: &mut File| {
-        file.header[NAME]["dtype"] = "I32".into();
-    };
-    changed(other, &[NAME, "I32", "F32, F16 and BF16"]);
+}
+
+/// A type that the format has, and that is no weight's.
+#[test]
+fn types_that_are_no_weights_are_named() {
+    let mut file = File::tiny();
+    file.header[NAME]["dtype"] = "I32".into();
+    let (_keep, path) = temporary("model");
+    Checkpoint::tiny().write_directory(&path, Element::F32);
+    let bytes = raw(&Value::Object(file.header).to_string(), &file.data);
+    fs::write(path.join("model.safetensors"), bytes).unwrap();
+    refused(&path, &[NAME, "I32", "F32, F16 and BF16"]);
 }
 
 /// The tiny model in two files with an index, changed.

@@ -275,7 +275,7 @@ mod tests {
 
     impl Write for Written {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().expect("no test panicked").write(bytes)
+            Write::write(&mut *self.0.lock().expect("no test panicked"), bytes)
         }
 
         fn flush(&mut self) -> io::Result<()> {

@@ -41,7 +41,7 @@ pub(super) fn read(file: &[u8]) -> Result<Vec<(String, Entry)>, String> {
     let (length, left) = (u64::from_le_bytes(*length), rest.len());
     if length > MOST_BYTES {
         return Err(format!(
-            "the header's length is {length} bytes; at most {MOST_BYTES} are read"
+            "the header's length is {length} bytes, and at most {MOST_BYTES} are read: the file is cut or damaged"
         ));
     }
     let header = usize::try_from(length)

@@ -115,12 +115,14 @@ fn an_unknown_log_level_is_named() {
     let telemetry = TelemetryConfig {
         log_level: "loud".to_owned(),
         log_format: LogFormat::Json,
+        ..TelemetryConfig::default()
     };
     let error = init_logging(&telemetry).expect_err("no such level").to_string();
     assert!(error.contains("loud") && error.contains("debug"), "{error}");
     let telemetry = TelemetryConfig {
         log_level: "error".to_owned(),
         log_format: LogFormat::Json,
+        ..TelemetryConfig::default()
     };
     init_logging(&telemetry).expect("first");
     assert!(matches!(

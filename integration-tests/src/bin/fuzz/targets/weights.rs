@@ -31,6 +31,19 @@ pub(super) fn load(path: &Path, number: usize) -> String {
             "inspected {said}, loaded as {}",
             loaded.identity.architecture.len().min(1)
         ),
-        Err(error) => format!("inspected {said}, {}", shape(&error.to_string())),
+        Err(error) => format!("inspected {said}, {}", words(&shape(&error.to_string()))),
     }
+}
+
+/// The words of a message without names of tensors, keys and files, which mutations make ever new.
+fn words(message: &str) -> String {
+    let plain = |word: &str| {
+        word.bytes()
+            .all(|byte| byte.is_ascii_alphabetic() || b",;:".contains(&byte))
+    };
+    let words: Vec<&str> = message
+        .split(' ')
+        .map(|word| if plain(word) { word } else { "_" })
+        .collect();
+    words.join(" ")
 }
