@@ -130,7 +130,7 @@ fn why(decision: &Value) -> String {
         (None, Some(one)) => format!("a decode node alone would take {}; there was no pair of nodes", us(one)),
         (None, None) => "there was no choice between one node and two".to_owned(),
     };
-    format!("  by {policy}, local_prefill = {local}: {costs}")
+    format!("  {costs}\n  policy {policy}, local_prefill = {local}")
 }
 
 /// What speaks against a node.
@@ -318,7 +318,7 @@ mod tests {
             ">  p1 + d0",
             "44.5 ms",
             "1.0 MiB",
-            "D  decode            160 ms   80 %",
+            "D  decode             160 ms   80 %",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
