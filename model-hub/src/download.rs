@@ -262,7 +262,7 @@ struct Sink {
     restarted: bool,
     /// It has been deleted.
     gone: bool,
-    _lock: Lock,
+    lock: Lock,
 }
 
 impl Sink {
@@ -278,7 +278,7 @@ impl Sink {
             size: wanted.size,
             restarted: false,
             gone: false,
-            _lock: lock,
+            lock,
         };
         if sink.len > sink.size {
             sink.restart()?;
@@ -324,6 +324,12 @@ impl Sink {
     fn finish(&mut self, blob: &Path) -> io::Result<String> {
         let sum = self.digest.digits();
         if sum == self.checksum.digits() {
+            if !self.lock.holds()? {
+                return Err(io::Error::other(
+                    "another process got the lock of this file at the same time: this file system keeps no locks, so let \
+                     one process fetch the model before others start",
+                ));
+            }
             // Its name says that it is whole, also after the machine has lost power.
             self.file.sync_all()?;
             std::fs::rename(&self.path, blob)?;

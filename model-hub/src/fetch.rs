@@ -1,5 +1,6 @@
 //! A whole model: list, plan, files.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -94,7 +95,7 @@ async fn files(source: &Arc<Source>, listing: &Listing, need: Need, progress: &A
     Ok(())
 }
 
-/// Fetches files, a few at a time.
+/// Fetches files.
 async fn all(
     source: &Arc<Source>,
     listing: &Listing,
@@ -112,6 +113,15 @@ async fn all(
     }
     check_room(&source.repository, &wanted)?;
     progress.expect(wanted.iter().map(|file| file.size).fold(0, u64::saturating_add));
+    // Of files with equal bytes one is fetched; the others find it here.
+    let mut sums = HashSet::new();
+    let (first, equal): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|file| sums.insert(file.checksum.clone()));
+    some(source, first, progress).await?;
+    some(source, equal, progress).await
+}
+
+/// Fetches files of different bytes, a few at a time.
+async fn some(source: &Arc<Source>, wanted: Vec<Wanted>, progress: &Arc<Progress>) -> Result<(), HubError> {
     let mut waiting = wanted.into_iter();
     // Dropped, it ends its tasks.
     let mut running = JoinSet::new();

@@ -170,6 +170,7 @@ async fn weights_in_parts_and_gguf_files_are_fetched_by_name() -> Result<()> {
         'a',
         &[
             ("config.json", b"{}"),
+            ("generation_config.json", b"{}"),
             ("model.safetensors.index.json", index.as_bytes()),
             ("m-1.safetensors", &large),
             ("m-2.safetensors", &large[1..]),
@@ -182,6 +183,12 @@ async fn weights_in_parts_and_gguf_files_are_fetched_by_name() -> Result<()> {
     let directory = scene.fetch("hf://tiny/model@refs/pr/1").await?;
     assert_eq!(fs::read(directory.path.join("m-2.safetensors"))?, &large[1..]);
     assert!(!directory.path.join("m-3.safetensors").exists(), "not in the index");
+    assert_eq!(fs::read(directory.path.join("generation_config.json"))?, b"{}");
+    assert_eq!(
+        scene.hub.seen_of("config.json").len(),
+        1,
+        "equal files are fetched once"
+    );
     assert_eq!(fs::read_to_string(scene.root().join("refs/refs/pr/1"))?, commit);
 
     let gguf = scene.fetch("hf://tiny/model/q4/x-00001-of-00002.gguf").await?;
