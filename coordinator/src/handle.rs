@@ -125,8 +125,8 @@ impl CoordinatorHandle {
         }
     }
 
-    /// Events that may wait for a client: the prefill, the tokens and the end of each choice, where it was served, and the end. A queue for that
-    /// many never fills up. Where that is more than the client's buffer, the buffer counts, and what comes at once of
+    /// Events that may wait for a client: the prefill, the tokens and the end of each choice, where it was served if it is
+    /// traced, and the end. A queue for that many never fills up. Where that is more than the client's buffer, the buffer counts, and what comes at once of
     /// further choices: their first tokens and ends. The answer of a beam search comes at once as a whole.
     fn capacity(&self, request: &ServeRequest) -> usize {
         let (choices, buffer) = (request.choices as usize, self.stream_buffer_tokens.max(1));
@@ -136,7 +136,8 @@ impl CoordinatorHandle {
         } else {
             buffer.saturating_add(2 * choices.saturating_sub(1))
         };
-        events.saturating_add(3).min(tokio::sync::Semaphore::MAX_PERMITS)
+        let others = 2 + usize::from(request.about.context.trace.is_some());
+        events.saturating_add(others).min(tokio::sync::Semaphore::MAX_PERMITS)
     }
 
     /// Gives a node an order. `Ok`: it is on its way to the node.

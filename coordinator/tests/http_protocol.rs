@@ -368,12 +368,13 @@ fn metrics_count_what_happened() {
         "tgi_request_generated_tokens_count",
         "baton_nodes",
     ] {
-        let line = answer
-            .text()
-            .lines()
-            .find(|line| line.starts_with(name) && line[name.len()..].starts_with('{'));
-        let value = line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-        assert!(value.is_some_and(|value| value > 0.0), "{name}: {line:?}");
+        let text = answer.text();
+        let of_name = |line: &&str| line.starts_with(name) && line[name.len()..].starts_with('{');
+        let series: Vec<&str> = text.lines().filter(of_name).collect();
+        let values = series
+            .iter()
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        assert!(values.sum::<f64>() > 0.0, "{name}: {series:?}");
     }
     assert!(answer.text().contains("num_requests_waiting{model_name=\"tiny\"}"));
     assert!(answer.text().contains("err=\"validation\""));

@@ -74,7 +74,8 @@ mod tests {
 
     #[test]
     fn a_lost_attempt_is_the_end_of_a_failed_span() {
-        let at = |ms| origin() + Duration::from_millis(ms);
+        let start = origin();
+        let at = |ms| start + Duration::from_millis(ms);
         let trace = TraceContext {
             trace_id: 1,
             span_id: 2,
