@@ -15,7 +15,7 @@ use protocol::blocks::{BlockAudit, BlockOwner, JobKey, JobKind, MAX_BLOCK_OWNERS
 use protocol::control::{CoordinatorMessage, LoadReport, NodeMessage, WorkDone};
 use protocol::ids::{Epoch, RequestId};
 use runtime::clock::Clock;
-use serde_json::json;
+use serde_json::{Value, json};
 
 const TOKEN: &str = "operators-only-0123456789";
 
@@ -95,7 +95,25 @@ async fn operators_see_nodes_and_give_them_orders() {
         })
         .await;
     coordinator.until(|status| status.is_ready()).await;
-    let all = ask(address, "GET", "/nodes", TOKEN, "").await.json();
+    shows_what_was_reported(&ask(address, "GET", "/nodes", TOKEN, "").await.json());
+    let _stream = coordinator.submit(request(0x1f, 3)).await;
+    let (_job, _side) = decode.decode().await;
+    let why = ask(address, "GET", &format!("/debug/decisions/{:032x}", 0x1f), TOKEN, "").await;
+    assert_eq!(why.status, 200, "{}", why.text());
+    let first = &why.json()["decisions"][0];
+    assert_eq!(
+        (&first["prefill"], &first["decode"]),
+        (&json!("p0"), &json!("d0")),
+        "{first}"
+    );
+    assert_eq!(why.json()["request"]["outcome"], "reserving", "{}", why.text());
+    let all = ask(address, "GET", "/debug/requests", TOKEN, "").await.json();
+    assert_eq!(all["running"].as_array().map(Vec::len), Some(1), "{all}");
+    assert_eq!(all["ended"], json!([]), "{all}");
+}
+
+/// Pools and nodes: the prefill node has reported nothing, the decode node something.
+fn shows_what_was_reported(all: &Value) {
     let (pool, node) = (&all["pools"][0], &all["nodes"][0]);
     assert_eq!((&pool["role"], &pool["nodes"]), (&json!("prefill"), &json!(1)), "{all}");
     assert_eq!(
@@ -118,20 +136,6 @@ async fn operators_see_nodes_and_give_them_orders() {
         assert!(shown["tokens_per_second"].is_f64(), "{all}");
     }
     assert_eq!(node["preemptions"], 3, "{all}");
-    let _stream = coordinator.submit(request(0x1f, 3)).await;
-    let (_job, _side) = decode.decode().await;
-    let why = ask(address, "GET", &format!("/debug/decisions/{:032x}", 0x1f), TOKEN, "").await;
-    assert_eq!(why.status, 200, "{}", why.text());
-    let first = &why.json()["decisions"][0];
-    assert_eq!(
-        (&first["prefill"], &first["decode"]),
-        (&json!("p0"), &json!("d0")),
-        "{first}"
-    );
-    assert_eq!(why.json()["request"]["outcome"], "reserving", "{}", why.text());
-    let all = ask(address, "GET", "/debug/requests", TOKEN, "").await.json();
-    assert_eq!(all["running"].as_array().map(Vec::len), Some(1), "{all}");
-    assert_eq!(all["ended"], json!([]), "{all}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

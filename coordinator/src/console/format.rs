@@ -93,7 +93,7 @@ pub fn bytes(count: u64) -> String {
 /// How much of something happens in a second.
 pub fn rate(value: &Value) -> String {
     match value.as_f64().unwrap_or(0.0) {
-        zero if zero == 0.0 => "0/s".to_owned(),
+        0.0 => "0/s".to_owned(),
         small if small < 10.0 => format!("{small:.2}/s"),
         large => format!("{large:.0}/s"),
     }

@@ -30,10 +30,8 @@ fn all(
     names.iter().map(one).collect()
 }
 
-/// Of requests, as the HTTP layer sees them.
+/// How many requests and tokens there were, as the HTTP layer sees them.
 fn of_requests() -> Vec<Measure> {
-    let seconds = |name, buckets, help| all(&[name], Kind::Histogram(buckets), MODEL, "seconds", help);
-    let tokens = |name, help| all(&[name], Kind::Histogram(TOKENS), MODEL, "tokens", help);
     let failed = "Calls without a complete answer, by TGI's word for why; cancelled: the client left.";
     [
         all(
@@ -59,6 +57,15 @@ fn of_requests() -> Vec<Measure> {
             "tokens",
             "Generated tokens handed to the answers, each once whatever happened to its nodes.",
         ),
+    ]
+    .concat()
+}
+
+/// How long requests take, and how large they are.
+fn of_answers() -> Vec<Measure> {
+    let seconds = |name, buckets, help| all(&[name], Kind::Histogram(buckets), MODEL, "seconds", help);
+    let tokens = |name, help| all(&[name], Kind::Histogram(TOKENS), MODEL, "tokens", help);
+    [
         all(
             &TTFT,
             Kind::Histogram(WAITS),
@@ -153,6 +160,7 @@ fn of_cluster() -> Vec<Measure> {
 pub fn measures() -> Vec<Measure> {
     [
         of_requests(),
+        of_answers(),
         of_cluster(),
         telemetry::MEASURES.to_vec(),
         runtime::measure::measures(),

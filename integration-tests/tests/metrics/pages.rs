@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use integration_tests::ask::Ask;
@@ -75,6 +76,22 @@ async fn traffic(watched: &Watched, count: usize) -> Result<()> {
     Ok(())
 }
 
+/// Waits until the coordinator knows from both nodes' reports, which come at intervals, what they have done.
+async fn reported(watched: &Watched) -> Result<()> {
+    let known = async {
+        loop {
+            let page = watched.page("coordinator").await?;
+            let is_told = |node: &str| page.contains(&format!("baton_node_prefix_cache_hit_ratio{{node=\"{node}\""));
+            if ["prefill-0", "decode-0"].into_iter().all(is_told) {
+                return anyhow::Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let in_time = tokio::time::timeout(Duration::from_secs(30), known).await;
+    in_time.context("the coordinator does not hear what its nodes have done")?
+}
+
 /// The example configuration with this cluster's addresses, and shorter intervals.
 fn configuration(watched: &Watched, folder: &Path) -> Result<()> {
     let example = root().join("deploy/observability");
@@ -112,6 +129,7 @@ async fn pages_hold_for_promtool_and_prometheus_and_the_dashboard_has_data() -> 
         prometheus = Some(started);
     }
     traffic(&watched, 12).await?;
+    reported(&watched).await?;
     for (process, measures) in PROCESSES.iter().zip([of_coordinator(), of_prefill(), of_decode()]) {
         let file = folder.path().join(process);
         let page = watched.save(process, &file).await?;

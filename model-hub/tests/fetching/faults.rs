@@ -69,7 +69,13 @@ async fn refusals_say_what_can_be_done() -> Result<()> {
     );
     scene.hub.fault("/revision/", status(200, &[]));
     assert!(scene.error("hf://tiny/model").await.contains("no list of files"));
+    Ok(())
+}
 
+#[tokio::test]
+async fn refused_tokens_are_told_from_missing_ones() -> Result<()> {
+    let scene = Scene::new().await?;
+    publish(&scene.hub, b"w");
     scene.hub.require(TOKEN);
     assert!(
         scene

@@ -59,7 +59,7 @@ pub(super) fn read(file: &[u8]) -> Result<Vec<(String, Entry)>, String> {
         let entry = raw.checked(&name, data.len())?;
         entries.push((name, entry));
     }
-    entries.sort_by(|a, b| (a.1.bytes.start, a.1.bytes.end).cmp(&(b.1.bytes.start, b.1.bytes.end)));
+    entries.sort_by_key(|entry| (entry.1.bytes.start, entry.1.bytes.end));
     check_cover(&entries, data.len())?;
     let first = file.len() - data.len();
     for (_, entry) in &mut entries {

@@ -84,8 +84,11 @@ pub fn write_twin(directory: &Path, at: &Path, split: bool) {
     fs::write(at, write_gguf_file(&tensors, &keys, Element::F32)).unwrap();
 }
 
+/// Keys and tensors of a GGUF file.
+type Contents = (Vec<(String, Meta)>, Vec<(String, Tensor)>);
+
 /// The twin's keys and tensors.
-pub fn twin(checkpoint: &Checkpoint, split: bool) -> (Vec<(String, Meta)>, Vec<(String, Tensor)>) {
+pub fn twin(checkpoint: &Checkpoint, split: bool) -> Contents {
     let name = architecture(&checkpoint.config);
     (keys(checkpoint, name, split), tensors(checkpoint, name, split))
 }

@@ -132,13 +132,16 @@ async fn send(client: &Client, url: &str, body: serde_json::Value) -> Result<See
     })
 }
 
+/// One of the times of a request, or of two of them.
+type Time = fn(&Seen) -> f64;
+
 fn print(args: &Args, seen: &[Seen]) {
     println!(
         "{} streams, {} a second, prompts of about {} words, {} tokens; times to first token in ms",
         args.requests, args.rate, args.words, args.tokens
     );
     println!("{:<24} {:>9} {:>9} {:>9} {:>9}", "", "p50", "p90", "p99", "max");
-    let rows: [(&str, fn(&Seen) -> f64); 3] = [
+    let rows: [(&str, Time); 3] = [
         ("seen by clients", |seen| seen.by_client),
         ("told by the server", |seen| seen.by_server),
         ("difference, each its own", |seen| seen.by_client - seen.by_server),
