@@ -15,14 +15,14 @@ pub(crate) const VARIABLES: [&str; 2] = ["BATON_ADMIN_URL", "BATON_ADMIN_TOKEN"]
 /// Arguments of tools that talk to the admin plane, to be flattened into a program's own.
 #[derive(Args, Clone, Debug, Default)]
 pub struct OperatorArgs {
-    /// Where the admin plane is; without it, `admin.listen` of the configuration says so.
-    #[arg(long, value_name = "URL", env = VARIABLES[0])]
+    /// Where the admin plane is [variable: BATON_ADMIN_URL]; without it, `admin.listen` of the configuration says so.
+    #[arg(long, value_name = "URL")]
     pub admin: Option<String>,
-    /// Token of the admin plane; without it, the first of `admin.tokens` of the configuration. Other users of a machine see
-    /// arguments: the variable is the better place.
-    #[arg(long, value_name = "TOKEN", env = VARIABLES[1], hide_env_values = true, value_parser = secret)]
+    /// Token of the admin plane [variable: BATON_ADMIN_TOKEN]; without it, the first of `admin.tokens` of the configuration.
+    /// Other users of a machine see arguments: the variable is the better place.
+    #[arg(long, value_name = "TOKEN", value_parser = secret)]
     pub token: Option<Secret>,
-    /// The coordinator's configuration file: its admin.listen and admin.tokens are used.
+    /// The coordinator's configuration file: its admin.listen and admin.tokens are used, whatever the variables say.
     #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
     /// One setting of the configuration, stronger than file and environment; may be repeated.
@@ -64,12 +64,21 @@ pub enum OperatorError {
 }
 
 impl OperatorArgs {
-    /// Where to ask, and with which token. The configuration is read only for what is not given.
+    /// Where to ask, and with which token. The configuration is read only for what is not given, by an argument, or by a
+    /// variable where no configuration is named: one that is exported for another cluster must not win over it.
     ///
     /// # Errors
     /// See [`OperatorError`].
     pub fn target(&self) -> Result<AdminTarget, OperatorError> {
-        let config = if self.admin.is_some() && self.token.is_some() {
+        let is_named = self.config.is_some() || !self.set.is_empty();
+        let variable = |name: &str| {
+            let value = std::env::var(name).ok();
+            value.filter(|value| !is_named && !value.is_empty())
+        };
+        let admin = self.admin.clone().or_else(|| variable(VARIABLES[0]));
+        let given = self.token.clone();
+        let token = given.or_else(|| variable(VARIABLES[1]).map(|token| Secret::new(&token)));
+        let config = if admin.is_some() && token.is_some() {
             Config::default()
         } else {
             load(&ConfigArgs {
@@ -78,11 +87,11 @@ impl OperatorArgs {
                 ..ConfigArgs::default()
             })?
         };
-        let url = match &self.admin {
+        let url = match &admin {
             Some(given) => address(given)?,
             None => listening(&config.admin.listen).ok_or(OperatorError::NoAddress)?,
         };
-        let token = self.token.as_ref().or(config.admin.tokens.first());
+        let token = token.as_ref().or(config.admin.tokens.first());
         let token = token.filter(|token| !token.expose().is_empty());
         Ok(AdminTarget {
             url,

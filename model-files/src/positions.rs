@@ -46,17 +46,15 @@ fn of_config(config: &Value, long_texts: bool) -> Option<usize> {
         (1..=u64::from(u32::MAX)).contains(&size).then_some(size as usize)
     };
     let trained = size(config, "max_position_embeddings")?;
-    let section = config.get("rope_parameters").or_else(|| config.get("rope_scaling"));
+    let section = given(config, "rope_parameters").or_else(|| given(config, "rope_scaling"));
     // One section for each kind of layer: those that see all of a text count.
     let section = section.and_then(|section| section.get("full_attention").or(Some(section)));
     let Some(section) = section else {
         return Some(trained);
     };
     let original = size(section, "original_max_position_embeddings");
-    let kind = section
-        .get("rope_type")
-        .or_else(|| section.get("type"))
-        .and_then(Value::as_str);
+    let kind = given(section, "rope_type").or_else(|| given(section, "type"));
+    let kind = kind.and_then(Value::as_str);
     let stretched = || {
         let factor = section.get("factor").and_then(Value::as_f64).unwrap_or(1.0);
         let stretched = factor * original.unwrap_or(trained) as f64;
@@ -75,6 +73,11 @@ fn of_config(config: &Value, long_texts: bool) -> Option<usize> {
     })
 }
 
+/// What stands under a key; `null` is nothing.
+fn given<'a>(section: &'a Value, key: &str) -> Option<&'a Value> {
+    section.get(key).filter(|value| !value.is_null())
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -89,7 +92,15 @@ mod tests {
             json!({"max_position_embeddings": 2_048, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}});
         let newer = json!({"max_position_embeddings": 100, "rope_parameters": {
             "full_attention": {"rope_type": "dynamic", "factor": 3.0, "original_max_position_embeddings": 50}}});
-        for (config, short, long) in [(longrope, 4_096, 131_072), (dynamic, 2_048, 8_192), (newer, 50, 150)] {
+        let mut nulls = longrope.clone();
+        nulls["rope_parameters"] = Value::Null;
+        nulls["rope_scaling"]["rope_type"] = Value::Null;
+        for (config, short, long) in [
+            (longrope, 4_096, 131_072),
+            (nulls, 4_096, 131_072),
+            (dynamic, 2_048, 8_192),
+            (newer, 50, 150),
+        ] {
             assert_eq!(of_config(&config, false), Some(short), "{config}");
             assert_eq!(of_config(&config, true), Some(long), "{config}");
         }

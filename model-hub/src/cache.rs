@@ -9,7 +9,9 @@
 //! .locks/models--ORG--NAME/CHECKSUM.lock           held while a file is fetched
 //! ```
 
+use std::collections::hash_map::RandomState;
 use std::fs;
+use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -156,16 +158,16 @@ fn replace(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Resul
         fs::create_dir_all(folder)?;
     }
     let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}.new", std::process::id()));
+    // The number of a process alone may be another machine's, too.
+    let random = RandomState::new().build_hasher().finish();
+    name.push(format!(".{}.{random:016x}.new", std::process::id()));
     let new = PathBuf::from(name);
-    // Of a process with the same number that was killed.
-    if let Err(error) = fs::remove_file(&new)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        return Err(error);
+    let made = make(&new).and_then(|()| fs::rename(&new, path));
+    if made.is_err() {
+        // It may not be there; what has gone wrong is told.
+        drop(fs::remove_file(&new));
     }
-    make(&new)?;
-    fs::rename(&new, path)
+    made
 }
 
 #[cfg(test)]

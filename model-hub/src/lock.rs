@@ -29,7 +29,9 @@ pub(crate) struct Lock {
 impl Lock {
     /// Whether nobody else has got it meanwhile. On some network file systems everybody gets every lock.
     pub(crate) fn holds(&self) -> io::Result<bool> {
-        Ok(std::fs::read_to_string(&self.path)? == self.text)
+        let text = std::fs::read_to_string(&self.path)?;
+        // Some of the hub's tools empty the file while they wait for the lock; whoever gets it writes its own name.
+        Ok(text.is_empty() || text == self.text)
     }
 }
 

@@ -5,6 +5,7 @@ import ctypes
 import json
 import os
 import secrets
+import shlex
 import signal
 import socket
 import subprocess
@@ -17,7 +18,6 @@ REPO = Path(__file__).resolve().parents[2]
 STATE = REPO / ".baton"
 LOGS = STATE / "logs"
 CERTS = STATE / "certs"
-ADMIN_TOKEN = STATE / "admin-token"
 PROGRAMS = ("coordinator", "prefill-node", "decode-node", "model")
 HOST = "127.0.0.1"
 # Bounds of the waits, in seconds.
@@ -60,7 +60,7 @@ def main():
             name = arguments.model.removeprefix(HUB).split("@")[0]
             os.environ.setdefault("BATON_MODEL__MODEL_NAME", name)
         names = mint_certificates(programs["coordinator"], arguments)
-        admin = admin_plane()
+        admin = admin_plane(port)
         start_all(port, programs, model, names, admin, processes)
         wait_until_ready(port, processes)
         ask(port)
@@ -240,21 +240,23 @@ class Process:
         return f"{self.name} {how}; the end of {self.log}:\n{tail}"
 
 
-def admin_plane():
-    """Where operators find the coordinator: address and token. What the environment says stands."""
+def admin_plane(http_port):
+    """Where operators find the coordinator: address, the token's file, settings. What the environment says stands."""
     listen = os.environ.get("BATON_ADMIN__LISTEN")
     if listen is not None or "BATON_ADMIN__TOKENS" in os.environ:
-        return listen, None, {}
+        return listen, None, None, {}
     try:
-        port = take_port(ADMIN_PORT)
+        port = take_port(0 if http_port == ADMIN_PORT else ADMIN_PORT)
     except Failed:
         port = take_port(0)
     token = secrets.token_urlsafe(24)
-    ADMIN_TOKEN.unlink(missing_ok=True)
-    with open(os.open(ADMIN_TOKEN, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as kept:
+    # One for each cluster that runs from here.
+    kept_at = STATE / f"admin-token-{http_port}"
+    kept_at.unlink(missing_ok=True)
+    with open(os.open(kept_at, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as kept:
         kept.write(token + "\n")
     listen = f"{HOST}:{port}"
-    return listen, token, {"BATON_ADMIN__LISTEN": listen, "BATON_ADMIN__TOKENS": token}
+    return listen, token, kept_at, {"BATON_ADMIN__LISTEN": listen, "BATON_ADMIN__TOKENS": token}
 
 
 def start_all(port, programs, model, names, admin, processes):
@@ -271,7 +273,7 @@ def start_all(port, programs, model, names, admin, processes):
                 settings["BATON_COORDINATOR__HTTP_HOST"] = HOST
                 settings["BATON_COORDINATOR__HTTP_PORT"] = str(port)
                 settings["BATON_COORDINATOR__LISTEN"] = meeting
-                settings |= admin[2]
+                settings |= admin[3]
                 program = programs["coordinator"]
             else:
                 settings["BATON_NODE__ID"] = name
@@ -350,7 +352,7 @@ def show_commands(port, coordinator, admin):
     prompt = json.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": 24}})
     completion = json.dumps({"model": model_name(port), "prompt": PROMPT, "max_tokens": 24, "temperature": 0})
     header = "-H 'Content-Type: application/json'"
-    listen, token, _ = admin
+    listen, token, kept_at, _ = admin
     say("")
     if token is not None:
         say(f"ready. The dashboard: http://{listen}/dashboard#token={token}")
@@ -363,7 +365,8 @@ def show_commands(port, coordinator, admin):
     say(f"  curl -N {url}/generate_stream {header} -d '{prompt}'")
     say(f"  curl {url}/v1/completions {header} -d '{completion}'")
     if token is not None:
-        say(f"  BATON_ADMIN_TOKEN=$(cat {ADMIN_TOKEN}) {coordinator} status --admin http://{listen} --watch")
+        token_file, program = shlex.quote(str(kept_at)), shlex.quote(str(coordinator))
+        say(f'  BATON_ADMIN_TOKEN="$(cat {token_file})" {program} status --admin http://{listen} --watch')
     say(f"logs: {LOGS}. Ctrl-C stops the cluster.")
 
 

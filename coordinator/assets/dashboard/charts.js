@@ -30,9 +30,13 @@ export class History {
     }
     // When the coordinator began, by this machine's clock: the least delayed answer knows best.
     this.origin = Math.min(this.origin, Date.now() - coordinator.up_ms);
-    series.up_ms.forEach((up, at) => this.points.push({ up, of: (column) => pick(series, column)?.[at] ?? null }));
+    // Two questions may have been on their way at once: a point is taken once.
+    const known = Math.max(0, this.next - series.first);
+    series.up_ms.forEach((up, at) => {
+      if (at >= known) this.points.push({ up, of: (column) => pick(series, column)?.[at] ?? null });
+    });
     this.points = this.points.map(flat);
-    this.next = series.next;
+    this.next = Math.max(this.next, series.next);
     const oldest = coordinator.up_ms - (SPAN_S + 10) * 1000;
     this.points = this.points.filter((point) => point.up >= oldest);
     return false;

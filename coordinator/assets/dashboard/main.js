@@ -86,8 +86,9 @@ async function turn() {
     failures = 0;
     at("banner").hidden = true;
     document.body.classList.remove("stale");
-  } catch (failure) {
-    if (!(failure instanceof Failure)) throw failure;
+  } catch (thrown) {
+    if (begun !== round) return;
+    const failure = thrown instanceof Failure ? thrown : new Failure("away", "the answer is not understood");
     if (failure.kind === "refused") return enter(failure.message);
     pause = RETRY[Math.min(failures, RETRY.length - 1)];
     failures += 1;
@@ -148,14 +149,20 @@ at("find").addEventListener("submit", (event) => {
 at("forget").addEventListener("click", () => enter());
 at("record-close").addEventListener("click", () => record.close());
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden && token.get()) turn();
+  if (document.hidden || !token.get()) return;
+  round += 1;
+  turn();
 });
 
 // A link may bring the token along, behind the #, which is never sent: it is taken, and the address made clean.
-const brought = /^#token=([\x21-\x7e]+)$/.exec(location.hash);
-if (brought) {
-  token.keep(brought[1]);
-  history.replaceState(null, "", location.pathname);
+function arrive() {
+  const brought = /^#token=([\x21-\x7e]+)$/.exec(location.hash);
+  if (brought) {
+    token.keep(brought[1]);
+    history.replaceState(null, "", location.pathname);
+  }
+  if (token.get()) begin();
+  else enter();
 }
-if (token.get()) begin();
-else enter();
+addEventListener("hashchange", arrive);
+arrive();

@@ -52,6 +52,7 @@ export class Record {
     try {
       explained = await ask(`/debug/decisions/${encodeURIComponent(id)}`);
     } catch (failure) {
+      if (id !== this.id) return;
       if (failure.kind !== "wrong") throw failure;
       this.over = true;
       return this.fail(failure);

@@ -172,8 +172,11 @@ async fn carry_out(command: ConsoleCommand) -> Result<(), Trouble> {
         ConsoleCommand::Role(args) => orders::role(&args, &mut screen).await,
         ConsoleCommand::Audit(args) => {
             let answer = Admin::new(&args.operator)?.get(&["debug", "blocks"]).await?;
-            screen.show(&answer, args.json, audit::text)?;
-            audit::verdict(&answer.value)
+            // Whoever stops reading early still gets the verdict.
+            match screen.show(&answer, args.json, audit::text) {
+                Ok(()) | Err(Trouble::Unread) => audit::verdict(&answer.value),
+                Err(other) => Err(other),
+            }
         }
         ConsoleCommand::Explain(args) => {
             let path = ["debug", "decisions", &args.request];

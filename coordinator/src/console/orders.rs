@@ -28,7 +28,8 @@ pub(super) async fn drain(args: &DrainArgs, screen: &mut Screen) -> Result<(), T
         );
     }
     let idle = |node: &Value| {
-        let busy = ["jobs", "running", "waiting"]
+        // Handoffs of other coordinators are in none of the first three.
+        let busy = ["jobs", "running", "waiting", "reservations", "owned_blocks"]
             .into_iter()
             .any(|what| count(&node[what]) > 0);
         node["draining"] == true && !busy
@@ -85,10 +86,11 @@ fn report(args: &NodeArgs, screen: &mut Screen, answer: &Answer, said: &str) -> 
 fn load(node: &Value) -> String {
     let of = |what: &str| count(&node[what]);
     format!(
-        "{} jobs, {} running, {} waiting",
+        "{} jobs, {} running, {} waiting, {} blocks",
         of("jobs"),
         of("running"),
-        of("waiting")
+        of("waiting"),
+        of("owned_blocks")
     )
 }
 

@@ -208,10 +208,9 @@ fn make(head: Head, told: Told, spans: &mut Vec<Span>) {
     span.events.sort_by_key(|event| event.at);
     if let Some((kind, message)) = told.error {
         span.attributes.push(KeyValue::new("error.type", kind));
-        // What is wrong with a request is no failure of the server, as OpenTelemetry has it.
-        let refused = told
-            .status
-            .is_some_and(|status| status.is_client_error() && status != StatusCode::FAILED_DEPENDENCY);
+        // What is wrong with a request, or a client that leaves, is no failure of the server, as OpenTelemetry has it.
+        let is_clients = |status: StatusCode| status.is_client_error() && status != StatusCode::FAILED_DEPENDENCY;
+        let refused = kind == "cancelled" || told.status.is_some_and(is_clients);
         span.error = (!refused).then(|| message.into());
     }
     spans.push(span);

@@ -97,9 +97,9 @@ fn configuration(watched: &Watched, folder: &Path) -> Result<()> {
     let example = root().join("deploy/observability");
     let mut text = fs::read_to_string(example.join("prometheus.yml"))?;
     let changes = [
-        ("coordinator:1025", watched.target("coordinator")?),
-        ("prefill-0:9464", watched.target("prefill-0")?),
-        ("decode-0:9464", watched.target("decode-0")?),
+        ("coordinator:8080", watched.target("coordinator")?),
+        ("prefill-0:9100", watched.target("prefill-0")?),
+        ("decode-0:9100", watched.target("decode-0")?),
         ("scrape_interval: 5s", "scrape_interval: 500ms".to_owned()),
         ("scrape_timeout: 4s", "scrape_timeout: 500ms".to_owned()),
     ];

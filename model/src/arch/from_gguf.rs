@@ -172,6 +172,10 @@ fn rope(keys: &Keys<'_>, width: usize, trained: usize, long_texts: bool) -> Resu
         rope.scaling = RopeScaling::Divided { by, amplitude };
         return Ok(rope);
     }
+    let pair = ["rope_factors_short.weight", "rope_factors_long.weight"];
+    if pair.iter().any(|name| keys.file.header().tensor(name).is_some()) {
+        return Err(value_error(list, "(missing)", "there beside the other list of factors"));
+    }
     if let Some(by) = factors(keys, "rope_freqs.weight")? {
         let amplitude = 1.0;
         rope.scaling = RopeScaling::Divided { by, amplitude };

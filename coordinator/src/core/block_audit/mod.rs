@@ -4,11 +4,11 @@
 //!
 //! ```text
 //! Asked -> Done                      all agrees
-//!   |  `-> Pausing -> Asked -> Done  something does not: asked again, as jobs begin and end while questions travel
+//!   |  `-> Pausing -> Asked -> Done  something does not: asked again, up to twice, as jobs begin and end while questions travel
 //!   `-> Done                         it does not answer in time, or its link is lost
 //! ```
 //!
-//! A job that only one side knows is a finding if it is so both times. What was not asked a second time before the audit's
+//! A job that only one side knows is a finding if it is so all three times. What was not asked a third time before the audit's
 //! time was over is told as unconfirmed.
 
 mod compare;
@@ -31,6 +31,9 @@ use super::nodes::LinkId;
 pub const AUDIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause before a node is asked again.
 const CONFIRM_AFTER: Duration = Duration::from_millis(200);
+/// A finding is one that so many answers have. Two would not do: a short job may not have arrived when the first question is
+/// answered, and have ended, with its last events on their way, when the second one is.
+const ASKED_AT_MOST: u8 = 3;
 /// Audits that may run side by side.
 pub const MAX_AUDITS: usize = 4;
 
@@ -84,9 +87,15 @@ enum Stage {
         number: u64,
         then: Booked,
         first: Option<Box<Answered>>,
+        /// How often it has been asked, this time included.
+        asked: u8,
     },
     /// It will be asked again.
-    Pausing { until: Instant, first: Box<Answered> },
+    Pausing {
+        until: Instant,
+        first: Box<Answered>,
+        asked: u8,
+    },
     /// What came of it.
     Done(Outcome),
 }
@@ -144,8 +153,12 @@ impl BlockAudits {
             self.next_number += 1;
             let link = member.link;
             questions.push(Question { link, number });
-            let first = None;
-            let stage = Stage::Asked { number, then, first };
+            let stage = Stage::Asked {
+                number,
+                then,
+                first: None,
+                asked: 1,
+            };
             Part { member, stage }
         });
         let parts = parts.collect();
@@ -235,11 +248,11 @@ impl Part {
 
     fn take(&mut self, now: Instant, answer: BlockAudit, booked: &Booked, after: Duration) {
         let over = Stage::Done(Outcome::Silent(""));
-        let Stage::Asked { then, first, .. } = std::mem::replace(&mut self.stage, over) else {
+        let Stage::Asked { then, first, asked, .. } = std::mem::replace(&mut self.stage, over) else {
             return;
         };
         let findings = compare(&answer, &then, booked);
-        let last = Box::new(Answered {
+        let mut last = Box::new(Answered {
             answer,
             booked: booked.clone(),
             findings,
@@ -249,10 +262,20 @@ impl Part {
             None if !last.findings.is_empty() => Stage::Pausing {
                 until: now + CONFIRM_AFTER,
                 first: last,
+                asked,
             },
             first => {
                 let before = first.map(|first| first.findings).unwrap_or_default();
                 let (confirmed, _) = last.findings.split(&before);
+                if asked < ASKED_AT_MOST && !confirmed.is_empty() {
+                    last.findings = confirmed;
+                    self.stage = Stage::Pausing {
+                        until: now + CONFIRM_AFTER,
+                        first: last,
+                        asked,
+                    };
+                    return;
+                }
                 Stage::Done(Outcome::Answered {
                     last,
                     confirmed,
@@ -265,10 +288,11 @@ impl Part {
     fn ask_again(&mut self, number: u64, then: Booked) {
         let over = Stage::Done(Outcome::Silent(""));
         self.stage = match std::mem::replace(&mut self.stage, over) {
-            Stage::Pausing { first, .. } => Stage::Asked {
+            Stage::Pausing { first, asked, .. } => Stage::Asked {
                 number,
                 then,
                 first: Some(first),
+                asked: asked.saturating_add(1),
             },
             other @ (Stage::Asked { .. } | Stage::Done(_)) => other,
         };
