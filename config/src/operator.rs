@@ -69,6 +69,7 @@ impl OperatorArgs {
     ///
     /// # Errors
     /// See [`OperatorError`].
+    #[allow(clippy::disallowed_methods, reason = "this crate is who reads the environment")]
     pub fn target(&self) -> Result<AdminTarget, OperatorError> {
         let is_named = self.config.is_some() || !self.set.is_empty();
         let variable = |name: &str| {
