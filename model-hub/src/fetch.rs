@@ -18,7 +18,7 @@ use crate::{Fetched, Need, local};
 /// Files that are fetched at the same time.
 const AT_ONCE: usize = 4;
 
-/// See [`crate::fetch`].
+/// See [`crate::fetch()`].
 pub(crate) async fn fetch(reference: &HubReference, model: &ModelConfig, need: Need) -> Result<Fetched, HubError> {
     if model.hub_cache_dir.is_empty() {
         return Err(HubError::Setting {

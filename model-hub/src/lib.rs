@@ -60,10 +60,10 @@ pub async fn fetch(reference: &HubReference, model: &ModelConfig, need: Need) ->
     fetch::fetch(reference, model, need).await
 }
 
-/// [`fetch`] for programs without an async runtime.
+/// [`fetch()`] for programs without an async runtime.
 ///
 /// # Errors
-/// As [`fetch`].
+/// As [`fetch()`].
 pub fn fetch_blocking(reference: &HubReference, model: &ModelConfig, need: Need) -> Result<Fetched, HubError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime
@@ -75,7 +75,7 @@ pub fn fetch_blocking(reference: &HubReference, model: &ModelConfig, need: Need)
 /// repository's name, if the settings give none and it is no GGUF file, which has a name in it.
 ///
 /// # Errors
-/// As [`fetch`].
+/// As [`fetch()`].
 pub async fn localise(model: &mut ModelConfig, need: Need) -> Result<(), HubError> {
     if !HubReference::is_meant(&model.path) {
         return Ok(());
