@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use protocol::control::WorkDone;
 use thiserror::Error;
 
 /// State of an engine between two calls. `free_blocks + cached_blocks + owned_blocks = total_blocks`.
@@ -72,4 +73,23 @@ pub struct StepStats {
 pub struct AuditError {
     /// Each in one line.
     pub problems: Vec<String>,
+}
+
+impl EngineStats {
+    /// What it has done since its start, as load reports tell it; the bytes of handoffs are not its business.
+    pub fn done(&self) -> WorkDone {
+        WorkDone {
+            step_us: u64::try_from(self.step_time.as_micros()).unwrap_or(u64::MAX),
+            batched_sequences: self.batched_sequences,
+            rows: self.rows,
+            sampled_tokens: self.sampled_tokens,
+            preemptions: self.preemptions,
+            preempted_rows: self.preempted_rows,
+            cache_queried_tokens: self.cache_queried_tokens,
+            cache_hit_tokens: self.cache_hit_tokens,
+            cache_evictions: self.cache_evictions,
+            sent_bytes: 0,
+            received_bytes: 0,
+        }
+    }
 }

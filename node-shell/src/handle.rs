@@ -8,7 +8,6 @@ use engine::owners::{JobName, Ownership};
 use engine::plan::{BlockId, SequenceId};
 use engine::reservation::{CommitError, Reservation, ReserveError};
 use engine::sequence::SequenceSpec;
-use engine::stats::EngineStats;
 use protocol::control::{JobError, JobErrorKind, StepTimeModel, WorkDone};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -76,24 +75,8 @@ impl EngineLoad {
             pending,
             queued_tokens: stats.queued_rows,
             step_times: engine.step_times(),
-            done: done(&stats),
+            done: stats.done(),
         }
-    }
-}
-
-fn done(stats: &EngineStats) -> WorkDone {
-    WorkDone {
-        step_us: u64::try_from(stats.step_time.as_micros()).unwrap_or(u64::MAX),
-        batched_sequences: stats.batched_sequences,
-        rows: stats.rows,
-        sampled_tokens: stats.sampled_tokens,
-        preemptions: stats.preemptions,
-        preempted_rows: stats.preempted_rows,
-        cache_queried_tokens: stats.cache_queried_tokens,
-        cache_hit_tokens: stats.cache_hit_tokens,
-        cache_evictions: stats.cache_evictions,
-        sent_bytes: 0,
-        received_bytes: 0,
     }
 }
 

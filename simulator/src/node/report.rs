@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use engine::event::CacheEvent;
 use protocol::PROTOCOL_VERSION;
-use protocol::control::{CacheChange, Hello, LoadReport, WorkDone};
+use protocol::control::{CacheChange, Hello, LoadReport};
 use protocol::ids::NodeId;
 
 use super::Node;
@@ -57,19 +57,7 @@ impl Node {
             pending: self.stepping.is_some(),
             queued_tokens: stats.queued_rows,
             step_times: self.engine.step_times(),
-            done: WorkDone {
-                step_us: stats.step_time.as_micros() as u64,
-                batched_sequences: stats.batched_sequences,
-                rows: stats.rows,
-                sampled_tokens: stats.sampled_tokens,
-                preemptions: stats.preemptions,
-                preempted_rows: stats.preempted_rows,
-                cache_queried_tokens: stats.cache_queried_tokens,
-                cache_hit_tokens: stats.cache_hit_tokens,
-                cache_evictions: stats.cache_evictions,
-                sent_bytes: 0,
-                received_bytes: 0,
-            },
+            done: stats.done(),
         };
         self.quiet += 1;
         if self.reported == Some(report) && self.quiet < QUIET_LOOKS {
