@@ -17,6 +17,7 @@ use protocol::control::{CacheChange, Hello, LoadReport, StepTimeModel};
 use protocol::ids::{NodeId, RequestId, Role};
 use protocol::kv::{KvDtype, KvLayout, ModelIdentity};
 use protocol::prefix::block_hashes;
+use protocol::window::Groups;
 use runtime::clock::Clock;
 
 const NODES: u64 = 32;
@@ -46,7 +47,7 @@ fn hello(role: Role, link: u64) -> Hello {
             block_tokens: BLOCK_TOKENS,
             dtype: KvDtype::F16,
             latent: false,
-            window: None,
+            groups: Groups::ONE,
         },
         total_blocks: 8_192,
         max_num_seqs: 256,
@@ -130,7 +131,7 @@ fn decision(criterion: &mut Criterion) {
         }
     }
     assert_eq!(nodes.prefixes().blocks() as u64, CACHED_BLOCKS / NODES * NODES);
-    let cached = nodes.prefixes().matches(&names, nodes.kept());
+    let cached = nodes.prefixes().matches(&names, nodes.kept().group(0));
     let wanted = Wanted {
         prefill: Some(&shape),
         decode: Some(&shape),
@@ -150,7 +151,7 @@ fn decision(criterion: &mut Criterion) {
         });
     });
     group.bench_function("look_up", |bencher| {
-        bencher.iter(|| nodes.prefixes().matches(black_box(&names), nodes.kept()));
+        bencher.iter(|| nodes.prefixes().matches(black_box(&names), nodes.kept().group(0)));
     });
     group.bench_function("names", |bencher| {
         bencher.iter(|| nodes.block_names(black_box(&tokens), None));

@@ -10,6 +10,7 @@ use model::kv_pool::KvWriter;
 use protocol::ids::{Epoch, RequestId, Ticket};
 use protocol::kv::{Fingerprint, KvLayout};
 use protocol::transfer::{FrameHeader, PushCommit, PushOpen};
+use protocol::window::{HaveBlocks, Moved};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -36,26 +37,19 @@ struct Entry {
 /// does not have them.
 struct Sink {
     writer: KvWriter,
-    layers: u32,
-    have_blocks: u32,
-    /// Blocks that are to come.
-    blocks: u32,
+    extent: Extent,
 }
 
 impl BlockSink for Sink {
     fn extent(&self) -> Extent {
-        Extent {
-            layers: self.layers,
-            first_block: self.have_blocks,
-            blocks: self.blocks,
-        }
+        self.extent
     }
 
     fn write(&self, header: &FrameHeader, payload: &[u8]) -> Result<(), String> {
-        let Some(first_block) = header.first_block.checked_sub(self.have_blocks) else {
+        let Some(first_block) = header.first_block.checked_sub(self.extent.first_block) else {
             return Err(format!(
                 "block {} is one of the first {}, which are here already",
-                header.first_block, self.have_blocks
+                header.first_block, self.extent.first_block
             ));
         };
         self.writer
@@ -103,8 +97,8 @@ pub struct Admission {
     pub epoch: Epoch,
     /// Tokens of the prompt.
     pub num_tokens: u32,
-    /// Blocks of the prompt, from its first on, whose KV is here already.
-    pub have_blocks: u32,
+    /// Blocks of the prompt, from its first on, that need not come.
+    pub have_blocks: HaveBlocks,
     /// By when they must have come.
     pub deadline: Instant,
 }
@@ -124,23 +118,26 @@ impl Reservations {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the door for a push into the blocks of `writer`: those of the prompt after the first `have_blocks`. `None` if
-    /// the ticket is taken, or if there are more than the prompt has.
+    /// Opens the door for a push into the blocks of `writer`: those of the prompt that have to come, in the order of their numbers
+    /// ([`Moved`]). `None` if the ticket is taken, or if the writer has another number of them.
     pub fn admit(self: &Arc<Self>, admission: Admission, writer: KvWriter) -> Option<Pending> {
         let (sender, committed) = oneshot::channel();
         let ticket = admission.ticket;
         let blocks = admission.num_tokens.div_ceil(self.layout.block_tokens);
-        let blocks = blocks.checked_sub(admission.have_blocks)?;
+        let moved = Moved::new(self.layout.groups, admission.have_blocks, blocks)?;
+        if moved.len() as usize != writer.num_blocks() {
+            return None;
+        }
+        let extent = Extent {
+            layers: self.layout.num_layers,
+            first_block: moved.first(),
+            blocks: moved.len(),
+        };
         let entry = Entry {
             request: admission.request,
             epoch: admission.epoch,
             num_tokens: admission.num_tokens,
-            sink: Arc::new(Sink {
-                writer,
-                layers: self.layout.num_layers,
-                have_blocks: admission.have_blocks,
-                blocks,
-            }),
+            sink: Arc::new(Sink { writer, extent }),
             revoked: CancellationToken::new(),
             deadline: admission.deadline,
             pushing: false,

@@ -14,6 +14,7 @@ use protocol::control::{ChoiceStart, DecodeJob, Job, JobErrorKind, JobEvent, KvS
 use protocol::ids::Ticket;
 use protocol::sampling::StopRules;
 use protocol::transfer::PushCommit;
+use protocol::window::HaveBlocks;
 use runtime::measure::Measure;
 use runtime::quic::Link;
 use tokio::time::timeout_at;
@@ -195,7 +196,10 @@ impl DecodeRole {
                 have_blocks,
             })
             .await?;
-        stream.trace().note("baton.cached_blocks", u64::from(have_blocks));
+        stream.trace().note(
+            "baton.cached_blocks",
+            u64::from(self.context.layout.groups.first_number(have_blocks)),
+        );
         stream.trace().enter("wait_for_kv");
         let handoff = tokio::select! {
             gone = stream.cancelled() => return Err(gone),
@@ -220,17 +224,20 @@ impl DecodeRole {
         self.run((job, adapter), *commit, reserved, stream).await
     }
 
-    fn admit(&self, job: &DecodeJob, reserved: &ReservedBlocks, deadline: Instant) -> Result<(Pending, u32), String> {
+    fn admit(
+        &self,
+        job: &DecodeJob,
+        reserved: &ReservedBlocks,
+        deadline: Instant,
+    ) -> Result<(Pending, HaveBlocks), String> {
         let have_blocks = reserved.have_blocks();
         let writer = self
             .context
             .pool
-            .writer(reserved.blocks()[have_blocks..].to_vec())
+            .writer(reserved.awaited_blocks())
             .map_err(|error| error.to_string())?;
         let ticket = Ticket(getrandom::u64().map_err(|error| format!("no random ticket: {error}"))?);
         let num_tokens = u32::try_from(job.token_ids.len()).map_err(|_| "token_ids is too long".to_owned())?;
-        // Of as many blocks as the prompt has at most.
-        let have_blocks = u32::try_from(have_blocks).map_err(|_| "token_ids is too long".to_owned())?;
         let admission = Admission {
             ticket,
             request: job.request,

@@ -10,6 +10,7 @@ use model::kv_pool::KvPool;
 use protocol::ids::{Epoch, RequestId, Ticket};
 use protocol::kv::{Fingerprint, KvDtype, KvLayout};
 use protocol::transfer::{FrameHeader, PushCommit, PushOpen};
+use protocol::window::{Groups, HaveBlocks};
 use runtime::clock::Clock;
 
 const LAYOUT: KvLayout = KvLayout {
@@ -19,7 +20,7 @@ const LAYOUT: KvLayout = KvLayout {
     block_tokens: 4,
     dtype: KvDtype::F32,
     latent: false,
-    window: None,
+    groups: Groups::ONE,
 };
 const FINGERPRINT: Fingerprint = Fingerprint(7);
 
@@ -72,7 +73,7 @@ fn reserved() -> (Arc<Reservations>, Arc<KvPool>, Pending) {
         request: RequestId(1),
         epoch: Epoch(3),
         num_tokens: 10,
-        have_blocks: 0,
+        have_blocks: HaveBlocks::NONE,
         deadline,
     };
     let pending = table.admit(admission, writer).expect("a free ticket");
@@ -159,7 +160,7 @@ fn blocks_that_are_here_are_neither_expected_nor_written() {
         request: RequestId(1),
         epoch: Epoch(3),
         num_tokens: 10,
-        have_blocks: 1,
+        have_blocks: HaveBlocks::all(1),
         deadline: Clock.now() + Duration::from_secs(60),
     };
     let _pending = table.admit(admission, writer).expect("a free ticket");
@@ -183,7 +184,7 @@ fn blocks_that_are_here_are_neither_expected_nor_written() {
     }
     let more = Admission {
         ticket: Ticket(3),
-        have_blocks: 4,
+        have_blocks: HaveBlocks::all(4),
         ..admission
     };
     let writer = pool.writer(vec![]).expect("no blocks");

@@ -23,7 +23,7 @@ pub(crate) const GROWTH_HORIZON_TOKENS: usize = 256;
 pub(crate) struct Kin {
     /// The same for all of them, and for nobody else.
     pub(crate) family: u64,
-    /// Blocks of the common beginning, all full.
+    /// Blocks of the common beginning in each group of layers, all full.
     pub(crate) blocks: usize,
 }
 
@@ -123,7 +123,7 @@ impl Forecast {
                 Some(family) => {
                     family.kept += has - common.min(family.common);
                     family.common = common.max(family.common);
-                    family.whole += all - kin.blocks.min(all);
+                    family.whole += all - self.kept.in_all_groups(kin.blocks).min(all);
                 }
                 None => met.push(Family {
                     name: kin.family,
@@ -154,6 +154,7 @@ impl Forecast {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use protocol::window::Groups;
 
     use super::*;
 
@@ -169,7 +170,7 @@ mod tests {
     }
 
     fn peak(horizon: usize, holders: &[Holder]) -> usize {
-        Forecast::new(Kept::new(None, 4), 8, horizon).peak(holders.iter().copied(), 0)
+        Forecast::new(Kept::new(Groups::ONE, 4), 8, horizon).peak(holders.iter().copied(), 0)
     }
 
     #[test]
@@ -230,7 +231,7 @@ mod tests {
                 present.map(|h| (h.tokens + h.growth.min(step)).div_ceil(block_tokens).max(h.blocks)).sum::<usize>()
             });
             let expected = walk.max().unwrap();
-            let got = Forecast::new(Kept::new(None, block_tokens), 8, horizon).peak(holders.iter().copied(), total);
+            let got = Forecast::new(Kept::new(Groups::ONE, block_tokens), 8, horizon).peak(holders.iter().copied(), total);
             if expected > total {
                 prop_assert_eq!(got, expected);
             } else {

@@ -1,13 +1,17 @@
 //! The KV blocks as names: which are free, which are kept for reuse, and how many tables name each of the others. Bytes
 //! are the model's business.
 
+use std::ops::Range;
+
 use protocol::window::Kept;
 use thiserror::Error;
 
 use crate::event::CacheEvent;
 use crate::plan::BlockId;
 use crate::prefix_cache::{Found, NodeId, PrefixCache};
+use table::GroupTable;
 
+mod attach;
 mod audit;
 mod table;
 #[cfg(test)]
@@ -15,7 +19,7 @@ mod tests;
 
 pub(crate) use table::BlockTable;
 
-/// What a sequence's blocks are to hold.
+/// What a sequence's blocks are to hold, in every group of layers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Content<'a> {
     pub(crate) tokens: &'a [u32],
@@ -31,7 +35,7 @@ pub(crate) struct NoBlocks {
     pub(crate) available: usize,
 }
 
-/// Owner of all blocks of a pool.
+/// Owner of all blocks of a pool. Any of them may serve any group of layers.
 #[derive(Debug)]
 pub(crate) struct BlockManager {
     block_tokens: usize,
@@ -100,96 +104,96 @@ impl BlockManager {
         self.cache.as_mut().is_none_or(|cache| cache.take_changes(changes))
     }
 
-    /// Appends `count` blocks to `table`, or changes nothing: free ones first, then cached ones, which are forgotten.
+    /// Appends `count` places to `table`, or changes nothing. Each gets a block for every group that has not let go of it: free
+    /// ones first, then cached ones, which are forgotten.
     pub(crate) fn grow(&mut self, table: &mut BlockTable, count: usize) -> Result<(), NoBlocks> {
-        let available = self.available();
-        if count > available {
-            return Err(NoBlocks {
-                needed: count,
-                available,
-            });
+        if table.groups.is_empty() {
+            table.groups.resize_with(self.kept.count(), GroupTable::default);
         }
-        for _ in 0..count {
-            let evict = || self.cache.as_mut().and_then(PrefixCache::evict);
-            // There is one: they have been counted.
-            let Some(block) = self.free.pop().or_else(evict) else {
-                break;
-            };
-            self.ref_counts[block.0 as usize] += 1;
-            table.blocks.push(block);
+        let places = table.places()..table.places() + count;
+        let of_group = |group: &GroupTable| places.end - places.end.min(group.gone.max(places.start));
+        let (available, needed) = (self.available(), table.groups.iter().map(of_group).sum());
+        if needed > available {
+            return Err(NoBlocks { needed, available });
+        }
+        for place in places {
+            for group in 0..table.groups.len() {
+                let block = if place < table.groups[group].gone {
+                    None
+                } else {
+                    self.take()
+                };
+                table.blocks.push(block.unwrap_or(BlockId::NONE));
+            }
         }
         Ok(())
     }
 
-    /// Fills an empty table with the longest cached beginning of `content`, `limit` blocks at most. Of a beginning of n blocks
-    /// those from `first(n)` on have to be there, and the others are gone in the table. Returns how many the beginning has.
-    pub(crate) fn attach(
-        &mut self,
-        table: &mut BlockTable,
-        content: &Content<'_>,
-        limit: usize,
-        first: impl Fn(usize) -> usize,
-    ) -> usize {
-        let Some(cache) = &mut self.cache else { return 0 };
-        let mut walk = BlockTable::default();
-        let (mut found, mut present_from, mut best) = (Vec::new(), 0, 0);
-        while walk.indexed < limit
-            && let Some(wanted) = walk.wanted(content, self.block_tokens)
-        {
-            let name = cache.name(walk.name(), &wanted);
-            let Found::Node(node) = cache.find(name, &wanted) else {
-                break;
-            };
-            walk.extend_index(node, name);
-            let block = cache.block_of(node);
-            found.push((node, name, block));
-            if block.is_none() {
-                present_from = found.len();
-            }
-            if first(found.len()) >= present_from && first(found.len()) < found.len() {
-                best = found.len();
-            }
+    /// A block that can be given away, with a reference.
+    fn take(&mut self) -> Option<BlockId> {
+        let evict = || self.cache.as_mut().and_then(PrefixCache::evict);
+        let block = self.free.pop().or_else(evict)?;
+        self.ref_counts[block.0 as usize] += 1;
+        Some(block)
+    }
+
+    /// An empty table of a sequence that needs nothing of what lies before the row of position `computed`.
+    pub(crate) fn without(&self, computed: usize) -> BlockTable {
+        let groups = self.kept.groups();
+        BlockTable {
+            groups: groups
+                .map(|kept| GroupTable::without(kept.first_block(computed)))
+                .collect(),
+            ..BlockTable::default()
         }
-        let Some((node, name, _)) = best.checked_sub(1).and_then(|last| found.get(last)).copied() else {
-            return 0;
-        };
-        *table = BlockTable::without(first(best));
-        (table.indexed, table.tail) = (best, Some((node, name)));
-        for block in found[table.gone..best].iter().filter_map(|(.., block)| *block) {
-            refer(&mut self.ref_counts, cache, block);
-            table.blocks.push(block);
-        }
-        best
     }
 
     /// Whether the indexed blocks of a table hold the beginning of `content`.
     pub(crate) fn holds(&self, table: &BlockTable, content: &Content<'_>) -> bool {
-        let last = table.tail.map(|(node, _)| node);
         let cache = self.cache.as_ref();
-        table.indexed == 0 || cache.is_some_and(|cache| cache.holds(last, table.indexed, content.key, content.tokens))
+        table.groups.iter().all(|group| {
+            let last = group.tail.map(|(node, _)| node);
+            let held = |cache: &PrefixCache| cache.holds(last, group.indexed, content.key, content.tokens);
+            group.indexed == 0 || cache.is_some_and(held)
+        })
     }
 
     /// Indexes the blocks of a table that are full, the first `computed` tokens of `content` being computed. Where another
     /// block is indexed that holds the same, the first one to be computed stays; with `adopt` the table then refers to
     /// that one instead of its own, which is free (its bytes are the same), otherwise the rest of the table stays out.
     pub(crate) fn publish(&mut self, table: &mut BlockTable, content: &Content<'_>, computed: usize, adopt: bool) {
-        let Some(cache) = &mut self.cache else { return };
         let full = computed / self.block_tokens;
-        if table.closed || full <= table.indexed {
+        for group in 0..table.groups.len() {
+            self.publish_group(table, group, content, (full, adopt));
+        }
+    }
+
+    fn publish_group(
+        &mut self,
+        table: &mut BlockTable,
+        group: usize,
+        content: &Content<'_>,
+        (full, adopt): (usize, bool),
+    ) {
+        let Some(cache) = &mut self.cache else { return };
+        let of = &table.groups[group];
+        if of.closed || full <= of.indexed {
             return;
         }
-        let room = cache.make_room(full - table.indexed, &mut self.free);
+        let room = cache.make_room(full - of.indexed, &mut self.free);
         while room
-            && table.indexed < full
-            && let Some(wanted) = table.wanted(content, self.block_tokens)
+            && let of = &table.groups[group]
+            && of.indexed < full
+            && let Some(wanted) = of.wanted(content, group, self.block_tokens)
         {
-            let name = cache.name(table.name(), &wanted);
+            let name = cache.name(of.name(group), &wanted);
             let node = match cache.find(name, &wanted) {
                 Found::Nothing => cache.insert(name, &wanted),
                 Found::Node(node) => node,
                 Found::Collision => break,
             };
-            let own = table.blocks[table.indexed];
+            let place = of.indexed;
+            let own = *table.at(group, place);
             match cache.block_of(node) {
                 // What is gone here may be anywhere, or nowhere: what it held is known.
                 _ if !own.is_some() => {}
@@ -198,7 +202,7 @@ impl BlockManager {
                 Some(other) if other == own => {}
                 Some(other) if adopt => {
                     refer(&mut self.ref_counts, cache, other);
-                    table.blocks[table.indexed] = other;
+                    *table.at(group, place) = other;
                     let count = &mut self.ref_counts[own.0 as usize];
                     *count -= 1;
                     if *count == 0 {
@@ -207,56 +211,63 @@ impl BlockManager {
                 }
                 Some(_) => break,
             }
-            table.extend_index(node, name);
+            table.groups[group].extend_index(node, name);
         }
         // The table has no block that would keep the last node.
-        if table.gone > 0 && table.indexed <= table.gone {
-            if let Some((node, _)) = table.tail {
+        let of = &mut table.groups[group];
+        if of.gone > 0 && of.indexed <= of.gone {
+            if let Some((node, _)) = of.tail {
                 cache.prune(node);
             }
-            table.close();
+            of.close();
         }
     }
 
-    /// Lets go of the blocks of a table before its block number `first`, which nobody will ask the sequence for.
-    pub(crate) fn slide(&mut self, table: &mut BlockTable, first: usize) {
-        if first <= table.gone {
-            return;
+    /// Lets go of the blocks of a table that the row of position `computed`, and all later ones, do not see.
+    pub(crate) fn slide(&mut self, table: &mut BlockTable, computed: usize) {
+        for group in 0..table.groups.len() {
+            let first = self.kept.group(group).first_block(computed);
+            let of = &mut table.groups[group];
+            if first <= of.gone {
+                continue;
+            }
+            self.releases += 1;
+            if first >= of.indexed {
+                // The last indexed block goes too.
+                of.close();
+            }
+            let gone = std::mem::replace(&mut of.gone, first);
+            for place in gone..first {
+                let block = std::mem::replace(table.at(group, place), BlockId::NONE);
+                self.let_go(block, false);
+            }
         }
-        self.releases += 1;
-        if first >= table.indexed {
-            // The last indexed block goes too.
-            table.close();
-        }
-        for place in table.gone..first {
-            let block = std::mem::replace(&mut table.blocks[place], BlockId::NONE);
-            self.let_go(block, false);
-        }
-        table.gone = first;
     }
 
-    /// A table of the first `count` blocks of `table`, which both name from now on. Neither may write one of them: see
-    /// [`BlockManager::own_copy`].
+    /// A table of the first `count` places of `table`, whose blocks both name from now on. Neither may write one of them: see
+    /// [`BlockManager::own_copies`].
     pub(crate) fn fork(&mut self, table: &BlockTable, count: usize) -> BlockTable {
-        let blocks = table.blocks[..count].to_vec();
-        let gone = table.gone.min(count);
-        for block in &blocks[gone..] {
+        let blocks = table.blocks[..count * table.groups.len()].to_vec();
+        for block in blocks.iter().filter(|block| block.is_some()) {
             self.ref_counts[block.0 as usize] += 1;
         }
-        let indexed = table.indexed.min(count);
-        let cache = self.cache.as_ref();
-        let node = indexed.checked_sub(1).and_then(|last| cache?.node_of(blocks[last]));
-        let tail = node.and_then(|node| Some((node, cache?.name_of(node))));
         let mut forked = BlockTable {
             blocks,
-            gone,
-            indexed,
-            tail,
-            closed: table.closed,
+            groups: table.groups.clone(),
             spoilt: false,
         };
-        if indexed > 0 && tail.is_none() {
-            forked.close();
+        let cache = self.cache.as_ref();
+        for group in 0..forked.groups.len() {
+            let indexed = forked.groups[group].indexed.min(count);
+            let last = indexed.checked_sub(1).map(|last| *forked.at(group, last));
+            let node = last.and_then(|last| cache?.node_of(last));
+            let of = &mut forked.groups[group];
+            of.gone = of.gone.min(count);
+            of.indexed = indexed;
+            of.tail = node.and_then(|node| Some((node, cache?.name_of(node))));
+            if indexed > 0 && of.tail.is_none() {
+                of.close();
+            }
         }
         forked
     }
@@ -277,30 +288,60 @@ impl BlockManager {
 
     /// Whether other tables name a block too.
     pub(crate) fn is_shared(&self, block: BlockId) -> bool {
-        self.ref_counts[block.0 as usize] > 1
+        block.is_some() && self.ref_counts[block.0 as usize] > 1
     }
 
-    /// Puts a new block in the place `index` of a table, where it has a shared one, and returns both: the bytes of `from`
+    /// How many of the blocks in a place of a table others name too.
+    pub(crate) fn shared_in(&self, table: &BlockTable, place: usize) -> usize {
+        let count = table.groups.len();
+        let blocks = table.blocks.iter().skip(place * count).take(count);
+        blocks.filter(|block| self.is_shared(**block)).count()
+    }
+
+    /// Puts new blocks in a place of a table where it has shared ones, and tells `copy` each old one with the new one: the bytes
     /// are to be copied.
-    pub(crate) fn own_copy(&mut self, table: &mut BlockTable, index: usize) -> Result<(BlockId, BlockId), NoBlocks> {
-        self.grow(table, 1)?;
-        let to = table.blocks.swap_remove(index);
-        let (from, to) = (to, table.blocks[index]);
-        self.ref_counts[from.0 as usize] -= 1;
-        Ok((from, to))
+    pub(crate) fn own_copies(
+        &mut self,
+        table: &mut BlockTable,
+        place: usize,
+        mut copy: impl FnMut(BlockId, BlockId),
+    ) -> Result<(), NoBlocks> {
+        let (available, needed) = (self.available(), self.shared_in(table, place));
+        if needed > available {
+            return Err(NoBlocks { needed, available });
+        }
+        for group in 0..table.groups.len() {
+            let from = *table.at(group, place);
+            if !self.is_shared(from) {
+                continue;
+            }
+            // There is one: they have been counted.
+            let Some(to) = self.take() else { break };
+            *table.at(group, place) = to;
+            self.ref_counts[from.0 as usize] -= 1;
+            copy(from, to);
+        }
+        Ok(())
     }
 
     /// Gives back the references of a table. Blocks without any are cached if they are indexed, else free. Those of a
     /// spoilt table are free, unless cached ones continue them, and so are those that it has let go of before.
     pub(crate) fn release(&mut self, table: BlockTable) {
         self.releases += 1;
-        let left_before: Vec<NodeId> = match (&self.cache, table.present().first()) {
-            (Some(cache), Some(first)) if table.spoilt && table.gone > 0 => cache.before(*first).collect(),
+        for (group, of) in table.groups.iter().enumerate() {
+            self.release_group(&table, group, of.gone.min(table.places())..table.places());
+        }
+    }
+
+    fn release_group(&mut self, table: &BlockTable, group: usize, places: Range<usize>) {
+        let first = table.of_group(group, places.clone()).next();
+        let left_before: Vec<NodeId> = match (&self.cache, first) {
+            (Some(cache), Some(first)) if table.spoilt && places.start > 0 => cache.before(first).collect(),
             _ => Vec::new(),
         };
         // From the end: a block is not left by its descendants' last users later than they are.
-        for block in table.present().iter().rev() {
-            self.let_go(*block, table.spoilt);
+        for block in table.of_group(group, places).rev() {
+            self.let_go(block, table.spoilt);
         }
         for node in left_before {
             let Some(cache) = &mut self.cache else { return };

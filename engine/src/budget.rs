@@ -57,6 +57,7 @@ impl StepBudget {
 
 #[cfg(test)]
 mod tests {
+    use protocol::window::Groups;
     use std::time::Duration;
 
     use super::*;
@@ -73,7 +74,7 @@ mod tests {
             mixed_prefill_time: Duration::ZERO,
             max_seq_len: 32,
             prefix_cache: false,
-            window: None,
+            groups: Groups::ONE,
         }
     }
 

@@ -140,7 +140,7 @@ impl Engine {
         true
     }
 
-    /// The blocks of a sequence, in the order of its positions, also while it is held. Empty while it waits. The first ones are
+    /// The blocks of a sequence, place by place in the order of its positions, for all groups of layers, also while it is held. Empty while it waits. They are
     /// [`BlockId::NONE`] where it has let go of them.
     pub fn block_table(&self, id: SequenceId) -> Option<&[BlockId]> {
         let table = match self.scheduler.get(id) {
@@ -345,7 +345,7 @@ impl Engine {
         self.others.extend(self.reservations.holders());
         let tables = self.held.values().map(|held| &held.table).chain(&self.limbo);
         self.others.extend(tables.map(|table| Holder {
-            blocks: table.present().len(),
+            blocks: table.num_present(),
             tokens: 0,
             growth: 0,
             rows: 0,

@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use protocol::kv::KvPlace;
 use protocol::sampling::{FinishReason, PromptLogprob, SampledToken, SamplingParams, StopRules};
+use protocol::window::Groups;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::plan::{BlockCopy, BlockId, PlannedSequence, SampleSpec, SequenceId, Span, StepOutput, StepPlan, Wanted};
@@ -26,8 +28,9 @@ const EMPTY: u32 = u32::MAX;
 pub struct ScriptedModel {
     /// Number of tokens in the vocabulary; at least 1.
     pub vocab_size: u32,
-    /// How many of the last tokens decide what comes next; `None`: all.
-    pub window: Option<usize>,
+    /// The groups of its layers. So many of the last tokens as the first group sees decide what comes next; the others have to hold the
+    /// same tokens, as far as they see.
+    pub groups: Groups,
 }
 
 impl ScriptedModel {
@@ -35,13 +38,13 @@ impl ScriptedModel {
     pub const fn new(vocab_size: u32) -> Self {
         Self {
             vocab_size,
-            window: None,
+            groups: Groups::ONE,
         }
     }
 
-    /// The same with a window.
-    pub const fn with_window(self, window: Option<usize>) -> Self {
-        Self { window, ..self }
+    /// The same with other groups of layers.
+    pub const fn with_groups(self, groups: Groups) -> Self {
+        Self { groups, ..self }
     }
 
     /// The token after `tokens`, the first `prompt_len` of which are the prompt.
@@ -139,14 +142,15 @@ impl ScriptedModel {
         (digest % u64::from(self.vocab_size.max(1))) as u32
     }
 
-    /// The first of `tokens` tokens that the last of them sees.
-    fn first_seen(&self, tokens: usize) -> usize {
-        self.window.map_or(0, |window| tokens.saturating_sub(window))
+    /// The first of `tokens` tokens that the last of them sees in the layers of a group.
+    fn first_seen(&self, group: usize, tokens: usize) -> usize {
+        let window = self.groups.window_of(group);
+        window.map_or(0, |window| tokens.saturating_sub(window as usize))
     }
 
     fn hash_of(&self, tokens: &[u32]) -> Xxh3 {
         let mut hash = Xxh3::new();
-        for token in &tokens[self.first_seen(tokens.len())..] {
+        for token in &tokens[self.first_seen(0, tokens.len())..] {
             hash.update(&token.to_le_bytes());
         }
         hash
@@ -197,7 +201,13 @@ impl ScriptedRunner {
         self.break_next = Some(id);
     }
 
-    /// Writes the KV of `tokens` into `blocks` from position 0 on, as the receiver of a handoff does. Tokens beyond the
+    /// The blocks of a group of layers in a table.
+    pub fn of_group(&self, table: &[BlockId], group: usize) -> Vec<BlockId> {
+        let count = self.model.groups.count();
+        table.iter().copied().skip(group).step_by(count).collect()
+    }
+
+    /// Writes the KV of `tokens` into `blocks` of one group from position 0 on, as the receiver of a handoff does. Tokens beyond the
     /// blocks are an error.
     pub fn write_kv(&mut self, blocks: &[BlockId], tokens: &[u32]) -> Result<(), RunnerError> {
         for (position, token) in tokens.iter().enumerate() {
@@ -266,9 +276,11 @@ impl ScriptedRunner {
             }
             next_row += planned.rows.len;
             let first_written = planned.start_position as usize / self.block_tokens;
-            let first_seen = self.model.first_seen(planned.start_position as usize + 1) / self.block_tokens;
+            let count = self.model.groups.count();
             for (index, block) in part(&plan.block_ids, planned.blocks, "blocks")?.iter().enumerate() {
-                if !block.is_some() && index < first_seen {
+                let (index, group) = (index / count, index % count);
+                let first_seen = self.model.first_seen(group, planned.start_position as usize + 1);
+                if !block.is_some() && index < first_seen / self.block_tokens {
                     continue;
                 }
                 let entry = uses.entry(*block).or_default();
@@ -296,6 +308,29 @@ impl ScriptedRunner {
         }
     }
 
+    /// Writes rows into the blocks of all groups; returns the first token that a row sees, and all tokens, of which those before
+    /// it may be anything.
+    fn write_rows(&mut self, table: &[BlockId], start: usize, rows: &[u32]) -> Result<(usize, Vec<u32>), RunnerError> {
+        let mut all = (0, Vec::new());
+        for group in 0..self.model.groups.count() {
+            let blocks = self.of_group(table, group);
+            for (row, token) in rows.iter().enumerate() {
+                let slot = self.slot(&blocks, start + row)?;
+                self.slots[slot] = *token;
+            }
+            let first = self.model.first_seen(group, start + 1);
+            let seen = self.read_part(&blocks, first..start + rows.len())?;
+            if group == 0 {
+                let mut tokens = vec![EMPTY; first];
+                tokens.extend(seen);
+                all = (first, tokens);
+            } else if all.1[first..] != seen {
+                return Err(invalid(format!("the blocks of group {group} hold another text")));
+            }
+        }
+        Ok(all)
+    }
+
     fn compute(
         &mut self,
         plan: &StepPlan,
@@ -309,14 +344,7 @@ impl ScriptedRunner {
             return Err(invalid(format!("{} rows with {} targets", rows.len(), targets.len())));
         }
         let start = planned.start_position as usize;
-        for (row, token) in rows.iter().enumerate() {
-            let slot = self.slot(blocks, start + row)?;
-            self.slots[slot] = *token;
-        }
-        // What no row sees may be anything.
-        let first = self.model.first_seen(start + 1);
-        let mut tokens = vec![EMPTY; first];
-        tokens.extend(self.read_part(blocks, first..start + rows.len())?);
+        let (first, tokens) = self.write_rows(blocks, start, rows)?;
         if !targets.is_empty() {
             let values = targets.iter().enumerate();
             let values = values
@@ -369,7 +397,7 @@ impl Runner for ScriptedRunner {
             }
         }
         for layer in 0..LAYERS {
-            observer.layer_computed(layer);
+            observer.layer_computed(KvPlace::in_one_group(layer));
         }
         Ok(())
     }

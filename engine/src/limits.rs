@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use protocol::window::Kept;
+use protocol::window::{Groups, Kept};
 use thiserror::Error;
 
 /// What bounds an engine. Fixed for its lifetime.
@@ -28,20 +28,20 @@ pub struct EngineLimits {
     pub max_seq_len: usize,
     /// Computed blocks are kept while there is room, and used again by sequences that begin with the same tokens.
     pub prefix_cache: bool,
-    /// Positions that a row of the model sees, its own included: sequences let go of the blocks before them. `None`: some layer
-    /// sees everything.
-    pub window: Option<usize>,
+    /// The groups of the model's layers, and how many positions a row sees in those that have a window: sequences let go of
+    /// their blocks before them.
+    pub groups: Groups,
 }
 
 impl EngineLimits {
-    /// Blocks that hold `tokens` tokens.
+    /// Blocks of a group that hold `tokens` tokens.
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_tokens)
     }
 
     /// Which blocks of a sequence are kept.
     pub fn kept(&self) -> Kept {
-        Kept::new(self.window, self.block_tokens)
+        Kept::new(self.groups, self.block_tokens)
     }
 
     /// Most rows of a sequence in a step.
@@ -80,27 +80,28 @@ impl EngineLimits {
                 max_num_seqs: self.max_num_seqs,
             });
         }
-        if self.window == Some(0) {
-            return Err(LimitsError::Zero { field: "window" });
-        }
+        self.groups.check().map_err(LimitsError::Groups)?;
         let needed = self.longest_blocks();
         if needed > self.total_blocks {
-            return Err(match self.window {
+            return Err(match self.groups.window() {
                 None => LimitsError::SmallPool {
                     max_seq_len: self.max_seq_len,
-                    pool_tokens: self.total_blocks.saturating_mul(self.block_tokens),
+                    pool_tokens: (self.total_blocks / self.groups.count()).saturating_mul(self.block_tokens),
                 },
-                Some(window) => LimitsError::SmallPoolOfWindows {
-                    window,
+                Some(_) => LimitsError::SmallPoolOfWindows {
+                    groups: self.groups,
+                    max_seq_len: self.max_seq_len,
                     rows: self.most_rows(),
                     total_blocks: self.total_blocks,
                     needed,
                 },
             });
         }
-        // Spans of a plan are 32 bits wide; the longest array is the one of the token histories.
+        // Spans of a plan are 32 bits wide; the longest arrays are the token histories and the block tables.
         let history = self.max_num_seqs.saturating_mul(self.max_seq_len);
-        let largest = history.max(self.max_batch_tokens).max(self.total_blocks);
+        let places = self.blocks_for(self.max_seq_len).saturating_mul(self.groups.count());
+        let tables = places.saturating_mul(self.max_num_seqs);
+        let largest = history.max(self.max_batch_tokens).max(self.total_blocks).max(tables);
         if u32::try_from(largest).is_err() {
             return Err(LimitsError::TooLarge { largest });
         }
@@ -139,14 +140,19 @@ pub enum LimitsError {
         /// Tokens of the pool.
         pool_tokens: usize,
     },
+    /// The groups of layers contradict themselves.
+    #[error("{0}")]
+    Groups(String),
     /// As [`LimitsError::SmallPool`], where sequences keep the blocks of a window.
     #[error(
-        "total_blocks is {total_blocks}; it must be at least {needed}, which hold a window of {window} tokens and a chunk of \
-         {rows} rows"
+        "total_blocks is {total_blocks}; it must be at least {needed}, which hold a sequence of {max_seq_len} tokens in layers \
+         with {groups}, and a chunk of {rows} rows"
     )]
     SmallPoolOfWindows {
-        /// The model's window.
-        window: usize,
+        /// The groups of layers.
+        groups: Groups,
+        /// Tokens of the longest sequence.
+        max_seq_len: usize,
         /// Rows of a chunk.
         rows: usize,
         /// Blocks of the pool.

@@ -59,6 +59,48 @@ pub struct StepPlan {
     pub targets: Vec<u32>,
 }
 
+/// The blocks of one group of layers in a block table.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupBlocks<'a> {
+    /// The blocks of all groups, place by place.
+    table: &'a [BlockId],
+    groups: usize,
+    group: usize,
+}
+
+impl<'a> GroupBlocks<'a> {
+    /// Group `group` of `groups` (at least 1).
+    pub fn new(table: &'a [BlockId], groups: usize, group: usize) -> Self {
+        Self { table, groups, group }
+    }
+
+    /// The same table, for another group.
+    pub fn of(self, group: usize) -> Self {
+        Self { group, ..self }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.table.len() / self.groups
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The block in a place, if there is one.
+    #[inline]
+    pub fn get(&self, place: usize) -> Option<BlockId> {
+        self.table.get(place * self.groups + self.group).copied()
+    }
+
+    /// All of them, in order.
+    pub fn iter(self) -> impl Iterator<Item = BlockId> + use<'a> {
+        self.table.iter().copied().skip(self.group).step_by(self.groups)
+    }
+}
+
 /// A block that a sequence shared and is going to write: from this step on it has one of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockCopy {
@@ -81,8 +123,8 @@ pub struct PlannedSequence {
     pub rows: Span,
     /// Position of the first row: the number of tokens whose KV is already in the blocks.
     pub start_position: u32,
-    /// Its block table, in `StepPlan::block_ids`: covers at least the positions `0..start_position + rows.len`. The first
-    /// ones are [`BlockId::NONE`] where no row sees anything of them.
+    /// Its block table, in `StepPlan::block_ids`: place by place a block for every group of layers. It covers at least the
+    /// positions `0..start_position + rows.len`. The first ones of a group are [`BlockId::NONE`] where no row sees anything of them.
     pub blocks: Span,
     /// The model's adapter that is applied to its rows, by its number; `None`: the model as it is.
     pub adapter: Option<u32>,

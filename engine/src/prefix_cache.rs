@@ -6,6 +6,9 @@
 //! tokens and key are equal, so by induction from the first block on the whole prefix is: clients choose tokens, and
 //! xxh3 does not withstand somebody who looks for collisions. The comparison costs a few words a block.
 //!
+//! Groups of layers ([`protocol::window::Groups`]) have trees of their own, and blocks of all of them are given away in one
+//! order.
+//!
 //! Rules, which the audit checks:
 //!
 //! * The indexed blocks of a table are its first ones, and each one's node is the child of the one before it in that table.
@@ -41,6 +44,8 @@ pub(crate) struct NodeId(u32);
 #[derive(Clone, Copy, Debug)]
 struct Node {
     name: BlockName,
+    /// Which group of layers its KV is of.
+    group: u32,
     key: u64,
     /// The one before it; `None` for the first one of a sequence.
     parent: Option<NodeId>,
@@ -60,6 +65,7 @@ struct Node {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) parent: Option<NodeId>,
+    pub(crate) group: u32,
     pub(crate) key: u64,
     pub(crate) tokens: &'a [u32],
 }
@@ -115,7 +121,12 @@ impl PrefixCache {
         }
     }
 
-    fn note(&mut self, event: CacheEvent) {
+    /// Remembers a change in the first group of layers. Others are told of these only: they know by them what a prompt finds
+    /// here, unless blocks of other groups have gone before.
+    fn note(&mut self, group: u32, event: CacheEvent) {
+        if group > 0 {
+            return;
+        }
         if self.changes.len() < self.nodes_of.len() {
             self.changes.push(event);
         } else {
@@ -134,10 +145,11 @@ impl PrefixCache {
         !std::mem::take(&mut self.overflown)
     }
 
-    /// The names of all indexed blocks, on the wire.
+    /// The names of all indexed blocks of the first group of layers, on the wire.
     pub(crate) fn wire_names(&self) -> impl Iterator<Item = u64> {
-        let named = self.index.iter();
-        named.filter_map(|(name, node)| self.block_of(*node).map(|_| wire_name(*name)))
+        let told = |node: &Node| node.group == 0 && node.block.is_some();
+        let nodes = self.nodes.iter().flatten().filter(move |node| told(node));
+        nodes.map(|node| wire_name(node.name))
     }
 
     /// Indexed blocks without a reference.
@@ -204,7 +216,7 @@ impl PrefixCache {
         };
         let same = self
             .get(*id)
-            .is_some_and(|node| node.parent == wanted.parent && node.key == wanted.key)
+            .is_some_and(|node| (node.parent, node.group, node.key) == (wanted.parent, wanted.group, wanted.key))
             && self.tokens_of(*id) == wanted.tokens;
         if same { Found::Node(*id) } else { Found::Collision }
     }
@@ -242,6 +254,7 @@ impl PrefixCache {
         self.tokens[start..start + self.block_tokens].copy_from_slice(wanted.tokens);
         self.nodes[id.0 as usize] = Some(Node {
             name,
+            group: wanted.group,
             key: wanted.key,
             parent: wanted.parent,
             depth,
@@ -258,9 +271,9 @@ impl PrefixCache {
     pub(crate) fn fill(&mut self, id: NodeId, block: BlockId) {
         if let Some(node) = self.get_mut(id) {
             node.block = Some(block);
-            let name = node.name;
+            let (name, group) = (node.name, node.group);
             self.nodes_of[block.0 as usize] = Some(id);
-            self.note(CacheEvent::Added(wire_name(name)));
+            self.note(group, CacheEvent::Added(wire_name(name)));
         }
     }
 
@@ -322,8 +335,8 @@ impl PrefixCache {
         };
         if let Some(node) = self.get_mut(id) {
             (node.block, node.idle) = (None, false);
-            let name = node.name;
-            self.note(CacheEvent::Removed(wire_name(name)));
+            let (name, group) = (node.name, node.group);
+            self.note(group, CacheEvent::Removed(wire_name(name)));
         }
         self.prune(id);
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use protocol::window::{Groups, HaveBlocks, Moved};
 use thiserror::Error;
 
 use crate::admission::{Holder, Kin};
@@ -34,7 +35,7 @@ pub struct ReservationId(pub u64);
 pub struct Reservation {
     id: ReservationId,
     table: BlockTable,
-    have_blocks: usize,
+    groups: Groups,
     tokens: usize,
     choices: usize,
     alive: Arc<()>,
@@ -46,16 +47,38 @@ impl Reservation {
         self.id
     }
 
-    /// The blocks, in the order of the sequence's positions; [`BlockId::NONE`] for those before the window of the first row
-    /// that will be computed.
+    /// The blocks of all groups of layers, place by place in the order of the sequence's positions; [`BlockId::NONE`] for those
+    /// before the window of the first row that will be computed.
     pub fn blocks(&self) -> &[BlockId] {
         self.table.blocks()
     }
 
     /// How many of the first blocks need not be filled: they lie before the window, or hold their KV already, and others may have
     /// them too.
-    pub fn have_blocks(&self) -> usize {
-        self.have_blocks
+    pub fn have_blocks(&self) -> HaveBlocks {
+        // Nothing that is reserved has more blocks than a plan can name, in 32 bits.
+        let ready = |slides: bool| {
+            let group = (0..self.groups.count()).find(|group| self.groups.slides(*group) == slides);
+            group.map(|group| self.table.ready(group) as u32)
+        };
+        let (full, sliding) = (ready(false), ready(true));
+        HaveBlocks {
+            full: full.or(sliding).unwrap_or(0),
+            sliding: sliding.or(full).unwrap_or(0),
+        }
+    }
+
+    /// The blocks that have to be filled, as a handoff moves them.
+    pub fn moved(&self) -> Option<Moved> {
+        Moved::new(self.groups, self.have_blocks(), self.table.places() as u32)
+    }
+
+    /// The blocks of [`Reservation::moved`], in the order of their numbers.
+    pub fn awaited_blocks(&self) -> Vec<BlockId> {
+        let (count, blocks) = (self.groups.count(), self.table.blocks());
+        let all = self.moved().into_iter().flat_map(|moved| moved.iter());
+        all.filter_map(|(group, place)| blocks.get(place as usize * count + group).copied())
+            .collect()
     }
 
     /// How many tokens the blocks are reserved for.
@@ -258,14 +281,19 @@ impl Reservations {
         }
     }
 
-    /// Gives a table away.
-    pub(crate) fn issue(&mut self, table: BlockTable, tokens: usize, newcomer: &Newcomer) -> Reservation {
-        let (alive, have_blocks) = (Arc::new(()), table.ready());
+    /// Gives a table away, which has blocks for `groups`.
+    pub(crate) fn issue(
+        &mut self,
+        (table, groups): (BlockTable, Groups),
+        tokens: usize,
+        newcomer: &Newcomer,
+    ) -> Reservation {
+        let alive = Arc::new(());
         let id = ReservationId(self.issued);
         self.open.push(OpenReservation {
             id,
             alive: alive.clone(),
-            blocks: table.present().into(),
+            blocks: table.present().collect(),
             tokens,
             growth: newcomer.growth,
             choices: newcomer.choices,
@@ -275,7 +303,7 @@ impl Reservations {
         Reservation {
             id,
             table,
-            have_blocks,
+            groups,
             tokens,
             choices: newcomer.choices,
             alive,

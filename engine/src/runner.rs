@@ -1,5 +1,6 @@
 //! The seam between deciding and computing.
 
+use protocol::kv::KvPlace;
 use thiserror::Error;
 
 use crate::plan::{StepOutput, StepPlan};
@@ -7,7 +8,7 @@ use crate::plan::{StepOutput, StepPlan};
 /// Executes plans. The real one computes a model; a fake one stands in for it in tests.
 pub trait Runner: Send {
     /// Computes all rows of `plan`, writes their K and V into the blocks, samples. Calls
-    /// `observer.layer_computed(l)` after the K and V of layer l of all rows are in the pool, for l = 0, 1, ...
+    /// `observer.layer_computed` after the K and V of a layer of all rows are in the pool, for each layer in order.
     ///
     /// The output is a function of the sequences' tokens, parameters and KV alone: it does not depend on what else is in
     /// the plan, nor on how the rows of a sequence are cut into steps. It replaces what `output` holds, whose memory is
@@ -30,8 +31,8 @@ pub trait Runner: Send {
 
 /// Is told of the progress within a step, on the compute thread: must not block.
 pub trait LayerObserver {
-    /// K and V of `layer` are in the pool for every row of the plan.
-    fn layer_computed(&mut self, layer: u32);
+    /// K and V of a layer are in the pool for every row of the plan: at `place` in the blocks.
+    fn layer_computed(&mut self, place: KvPlace);
 }
 
 /// An observer that does nothing.
@@ -39,7 +40,7 @@ pub trait LayerObserver {
 pub struct NoObserver;
 
 impl LayerObserver for NoObserver {
-    fn layer_computed(&mut self, _layer: u32) {}
+    fn layer_computed(&mut self, _place: KvPlace) {}
 }
 
 /// A step that could not be computed.

@@ -282,8 +282,7 @@ impl Scheduler {
             return;
         };
         let mut table = std::mem::take(&mut sequence.table);
-        let kept = self.limits.kept();
-        let found = pool.attach(&mut table, &sequence.content(), limit, |blocks| {
+        let found = pool.attach(&mut table, &sequence.content(), limit, |kept, blocks| {
             kept.first_of_blocks(blocks)
         });
         let tokens = found * self.limits.block_tokens;
@@ -302,12 +301,15 @@ impl Scheduler {
     fn donor(&self, sequence: &Sequence) -> Option<&Sequence> {
         let kin = sequence.kin?;
         let tokens = kin.blocks * self.limits.block_tokens;
-        let needed = self.limits.kept().first_block(tokens);
+        let has_all = |other: &Sequence| {
+            let mut groups = self.limits.kept().groups().enumerate();
+            groups.all(|(group, kept)| other.table.gone(group) <= kept.first_block(tokens))
+        };
         let family = |other: &&Sequence| other.kin.is_some_and(|other| other.family == kin.family);
         self.running
             .iter()
             .filter(family)
-            .find(|other| other.num_computed >= tokens && other.table.gone() <= needed)
+            .find(|other| other.num_computed >= tokens && has_all(other))
     }
 
     /// Whether somebody older of the batch is computing the beginning that `sequence` shares with it. Whoever it is
@@ -337,7 +339,7 @@ impl Scheduler {
         if sequence.reusable_blocks(self.limits.block_tokens).is_none() {
             return;
         }
-        let Some(kin) = sequence.kin.filter(|kin| kin.blocks > sequence.table.len()) else {
+        let Some(kin) = sequence.kin.filter(|kin| kin.blocks > sequence.table.places()) else {
             return;
         };
         if let Some(donor) = self.donor(sequence) {
@@ -347,12 +349,9 @@ impl Scheduler {
         }
     }
 
-    /// The place in its table of the block that a sequence writes next, if others have that block too. A shared block is
-    /// never written: the sequence gets a copy first.
-    fn shared_place(&self, sequence: &Sequence, pool: &BlockManager) -> Option<usize> {
-        let place = sequence.num_computed / self.limits.block_tokens;
-        let block = sequence.table.blocks().get(place)?;
-        pool.is_shared(*block).then_some(place)
+    /// The place in its table that a sequence writes next.
+    fn next_place(&self, sequence: &Sequence) -> usize {
+        sequence.num_computed / self.limits.block_tokens
     }
 
     /// Takes the blocks of the youngest member of a beam search that waits for the other members. False if there is none.
@@ -369,11 +368,13 @@ impl Scheduler {
     /// Rows that the running sequence at `index` may compute now, as many as budget and blocks allow.
     fn rows_for(&self, index: usize, budget: &StepBudget, pool: &BlockManager) -> usize {
         let sequence = &self.running[index];
-        let copies = usize::from(self.shared_place(sequence, pool).is_some());
+        // A shared block is never written: the sequence gets a copy first.
+        let copies = pool.shared_in(&sequence.table, self.next_place(sequence));
         let Some(available) = pool.available().checked_sub(copies) else {
             return 0;
         };
-        let capacity = (sequence.table.len() + available) * self.limits.block_tokens;
+        let places = sequence.table.places() + available / self.limits.groups.count();
+        let capacity = places * self.limits.block_tokens;
         budget
             .rows_for(sequence.pending(), sequence.num_computed)
             .min(capacity - sequence.num_computed)
@@ -393,21 +394,20 @@ impl Scheduler {
         if rows == 0 {
             return;
         }
-        let shared = self.shared_place(&self.running[index], pass.pool);
+        let place = self.next_place(&self.running[index]);
         let sequence = &mut self.running[index];
-        if let Some(place) = shared {
-            // There is a block: `rows_for` has counted it.
-            let Ok((from, to)) = pass.pool.own_copy(&mut sequence.table, place) else {
-                return;
-            };
-            let tokens = (sequence.num_computed % self.limits.block_tokens) as u32;
-            pass.plan.copies.push(BlockCopy { from, to, tokens });
+        let tokens = (sequence.num_computed % self.limits.block_tokens) as u32;
+        let copies = &mut pass.plan.copies;
+        let copy = |from, to| copies.push(BlockCopy { from, to, tokens });
+        // There are blocks: `rows_for` has counted them.
+        if pass.pool.own_copies(&mut sequence.table, place, copy).is_err() {
+            return;
         }
         let blocks = self.limits.blocks_for(sequence.num_computed + rows);
-        let missing = blocks.saturating_sub(sequence.table.len());
+        let missing = blocks.saturating_sub(sequence.table.places());
         if pass.pool.grow(&mut sequence.table, missing).is_ok() {
             budget.take(sequence.pending(), sequence.num_computed, rows);
-            emit(pass.plan, sequence, rows, blocks);
+            emit(pass.plan, sequence, rows, blocks * self.limits.groups.count());
         }
     }
 

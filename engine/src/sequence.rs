@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use protocol::sampling::{FinishReason, PromptLogprob, SampledToken, SamplingParams, StopRules};
-use protocol::window::Kept;
 use thiserror::Error;
 
 use crate::admission::{Holder, Kin};
@@ -237,7 +236,7 @@ impl Sequence {
         // How long a prompt takes to be computed, and a holder to let go, nobody knows.
         let leaves = self.spec.on_finish == OnFinish::Release && self.pending() <= 1;
         Holder {
-            blocks: self.table.present().len(),
+            blocks: self.table.num_present(),
             tokens,
             growth,
             rows: self.pending(),
@@ -329,8 +328,8 @@ impl Sequence {
     }
 
     /// Lets go of the blocks that its next rows do not see.
-    pub(crate) fn slide(&mut self, blocks: &mut BlockManager, kept: Kept) {
-        blocks.slide(&mut self.table, kept.first_block(self.num_computed));
+    pub(crate) fn slide(&mut self, blocks: &mut BlockManager) {
+        blocks.slide(&mut self.table, self.num_computed);
     }
 
     /// Forgets what was computed and hands out the blocks; the tokens stay.

@@ -254,6 +254,7 @@ impl Delay {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use protocol::window::Groups;
 
     /// A machine: seconds for a step, for a generating row and a token it looks back on, for a row and a token of those.
     const MACHINE: [f64; PARTS] = [4e-3, 8e-4, 4e-7, 4e-4, 3e-7];
@@ -278,7 +279,7 @@ mod tests {
             mixed_prefill_time,
             max_seq_len: 8_192,
             prefix_cache: false,
-            window: None,
+            groups: Groups::ONE,
         }
     }
 

@@ -13,6 +13,7 @@ use engine::limits::EngineLimits;
 use engine::plan::StepOutput;
 use engine::sequence::SequenceSpec;
 use protocol::sampling::{SampledToken, SamplingParams};
+use protocol::window::Groups;
 use runtime::clock::Clock;
 
 const STEPS: usize = 200;
@@ -47,7 +48,7 @@ fn measure(sequences: usize, context: usize, penalty: f32, prefix_cache: bool) -
         mixed_prefill_time: Duration::ZERO,
         max_seq_len: blocks * 16,
         prefix_cache,
-        window: None,
+        groups: Groups::ONE,
     })?;
     for i in 0..sequences {
         let reservation = engine.reserve(context, STEPS + 1)?;

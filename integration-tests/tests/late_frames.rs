@@ -21,6 +21,7 @@ use model::kv_pool::KvPool;
 use protocol::ids::{Epoch, NodeId, RequestId, Role, Ticket};
 use protocol::kv::{Fingerprint, KvDtype, KvLayout};
 use protocol::transfer::{PushCommit, PushMessage, PushOpen, PushReply};
+use protocol::window::{Groups, HaveBlocks};
 use runtime::authority::CertificateAuthority;
 use runtime::clock::Clock;
 use runtime::framing::FramingError;
@@ -36,7 +37,7 @@ const LAYOUT: KvLayout = KvLayout {
     block_tokens: 4,
     dtype: KvDtype::F16,
     latent: false,
-    window: None,
+    groups: Groups::ONE,
 };
 const FINGERPRINT: Fingerprint = Fingerprint(7);
 /// Blocks of the pool, and of a prompt.
@@ -185,7 +186,7 @@ impl Pair {
             request: handoff.open.request,
             epoch: handoff.open.epoch,
             num_tokens: BLOCKS * LAYOUT.block_tokens,
-            have_blocks: 0,
+            have_blocks: HaveBlocks::NONE,
             deadline: Clock.now() + 2 * PATIENCE,
         };
         let writer = self.pool.writer(blocks.to_vec())?;

@@ -115,7 +115,7 @@ impl One {
             mixed_prefill_tokens: rows.min(4_096),
             mixed_prefill_time: std::time::Duration::ZERO,
             prefix_cache: variant.cache,
-            window: None,
+            groups: loaded.layout.groups.whole(),
             max_seq_len,
         })?;
         let runner = loaded.runner;

@@ -15,7 +15,7 @@ use integration_tests::exact::reference::{Continuation, Reference};
 use integration_tests::exact::watched::Watched;
 use integration_tests::files::root;
 use integration_tests::vitals::idle_within;
-use protocol::window::Kept;
+use protocol::window::GroupKept;
 
 const TOKENS: u32 = 60;
 const BLOCK: usize = 16;
@@ -76,7 +76,7 @@ fn spec(settings: &[&str]) -> ClusterSpec {
 
 /// Bytes that the handoffs of the cases send, if the decode node has nothing.
 fn sent_bytes(cases: &[Case]) -> usize {
-    let kept = Kept::new(Some(WINDOW), BLOCK);
+    let kept = GroupKept::new(Some(WINDOW), BLOCK);
     let blocks = cases.iter().map(|case| {
         let tokens = case.reference.prompt.len();
         tokens.div_ceil(BLOCK) - kept.first_block(tokens)

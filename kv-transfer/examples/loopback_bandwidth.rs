@@ -17,6 +17,7 @@ use protocol::control::HandoffTarget;
 use protocol::ids::{Epoch, NodeId, RequestId, Role, Ticket};
 use protocol::kv::{Fingerprint, KvDtype, KvLayout};
 use protocol::transfer::{FrameHeader, PushCommit, PushOpen};
+use protocol::window::{Groups, HaveBlocks};
 use runtime::authority::CertificateAuthority;
 use runtime::clock::Clock;
 use runtime::quic::QuicEndpoint;
@@ -31,7 +32,7 @@ const LAYOUT: KvLayout = KvLayout {
     block_tokens: 16,
     dtype: KvDtype::F16,
     latent: false,
-    window: None,
+    groups: Groups::ONE,
 };
 const FINGERPRINT: Fingerprint = Fingerprint(1);
 
@@ -157,7 +158,7 @@ async fn push_all(
             node: NodeId(Role::Decode.to_string()),
             address: address.clone(),
             ticket: Ticket(n.into()),
-            have_blocks: 0,
+            have_blocks: HaveBlocks::NONE,
         };
         let open = PushOpen {
             request: RequestId(n.into()),

@@ -3,14 +3,16 @@
 //! Every number of a row is computed in an order that depends on the row alone (see [`crate::kernels`]), and rows meet
 //! only in attention, through the KV pool. So the rows of a step may be cut and mixed in any way.
 
-use engine::plan::StepPlan;
+use engine::plan::{GroupBlocks, StepPlan};
 use engine::runner::LayerObserver;
+use protocol::kv::KvPlace;
 
 use crate::arch::ArchConfig;
 use crate::kernels::{
     Cpu, KernelError, Linear, Operand, RopeTable, Rows, Scratch, SequenceRows, Target, add_bias, add_scaled, products,
     rms_norm_in_place, scale_and_cap,
 };
+use crate::kv_groups::LayerGroups;
 use crate::kv_pool::StepAccess;
 use crate::tensor_names::{Part, Tensor};
 use crate::weights::{Embedding, WeightError, WeightLoader};
@@ -51,6 +53,8 @@ enum Ffn {
 struct Layer {
     /// Of the last so many positions, attention sees no others.
     window: Option<usize>,
+    /// Where its KV is.
+    place: KvPlace,
     /// Which table of rotary angles.
     rope: usize,
     attention_norm: Option<Vec<f32>>,
@@ -157,8 +161,9 @@ impl Decoder {
     ) -> Result<Self, WeightError> {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let (embedding, tied) = loader.embedding(vocab, hidden, config.tied_head)?;
-        let layers = (0..config.num_layers)
-            .map(|l| Layer::load(&config, l, loader))
+        let places = LayerGroups::of(&config).places.into_iter().enumerate();
+        let layers = places
+            .map(|layer| Layer::load(&config, layer, loader))
             .collect::<Result<_, _>>()?;
         let output_norm = loader.norm(Tensor::OutputNorm, hidden)?;
         let head = match tied {
@@ -196,18 +201,20 @@ impl Decoder {
     ) -> Result<(&'b [f32], &'b mut Scratch), KernelError> {
         let rows = plan.token_ids.len();
         self.embed(plan, buffers)?;
+        let groups = access.pool().layout().groups.count();
         let mut all = recycled(&mut buffers.lists[0]);
         all.extend(plan.sequences.iter().map(|s| SequenceRows {
             rows: s.rows.range(),
             first_position: s.start_position as usize,
-            blocks: &plan.block_ids[s.blocks.range()],
+            blocks: GroupBlocks::new(&plan.block_ids[s.blocks.range()], groups, 0),
         }));
         let adapters = plan.sequences.iter().map(|s| (s.adapter, s.rows.range()));
         buffers.adapted.group(adapters);
         for index in 0..self.layers.len() {
             self.project(index, rows, buffers)?;
-            attention::store(&self.cpu, access, index as u32, &all, buffers, self.kv_width());
-            observer.layer_computed(index as u32);
+            let place = self.layers[index].place;
+            attention::store(&self.cpu, access, place, &all, buffers, self.kv_width());
+            observer.layer_computed(place);
             if index + 1 < self.layers.len() {
                 self.attend(index, &all, rows, access, buffers)?;
                 self.finish_layer(index, rows, buffers)?;
@@ -218,7 +225,7 @@ impl Decoder {
             return Ok((&[], &mut buffers.kernels));
         };
         // Only wanted rows have a use for the rest of the last layer.
-        let (mut some, count) = self.compact(plan, wanted, buffers);
+        let (mut some, count) = self.compact(plan, groups, wanted, buffers);
         if count > 0 {
             self.attend(last, &some, count, access, buffers)?;
             self.finish_layer(last, count, buffers)?;
@@ -301,6 +308,7 @@ impl Decoder {
     fn compact<'a>(
         &self,
         plan: &'a StepPlan,
+        groups: usize,
         wanted: &[WantedRows],
         b: &mut Buffers,
     ) -> (Vec<SequenceRows<'a>>, usize) {
@@ -324,7 +332,7 @@ impl Decoder {
             sequences.push(SequenceRows {
                 rows: count..count + run.count,
                 first_position: s.start_position as usize + run.first,
-                blocks: &plan.block_ids[s.blocks.range()],
+                blocks: GroupBlocks::new(&plan.block_ids[s.blocks.range()], groups, 0),
             });
             count += run.count;
         }

@@ -1,15 +1,16 @@
 //! A runner without weights, for tests of everything around the model.
 //!
 //! It stores a hash of (token, position, the KV before it) for every token in every layer, and takes its logits from a
-//! hash of **all** KV bytes that the row sees (those of the sequence, or of the layout's window), read from the blocks. So a block that is lost, swapped, stale or damaged
+//! hash of **all** KV bytes that the row sees (those of the sequence, or of the windows of the layout's groups), read from the blocks. So a block that is lost, swapped, stale or damaged
 //! changes every later token, and everything else leaves them alone: block size, chunks, batch, the node that computed.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use engine::plan::{BlockId, PlannedSequence, SampleSpec, SequenceId, StepOutput, StepPlan, Wanted};
+use engine::plan::{BlockId, GroupBlocks, PlannedSequence, SampleSpec, SequenceId, StepOutput, StepPlan, Wanted};
 use engine::runner::{LayerObserver, Runner, RunnerError};
 use grammar::Grammars;
-use protocol::kv::{KvLayout, ModelIdentity};
+use protocol::kv::{KvLayout, KvPlace, ModelIdentity};
 use protocol::sampling::PromptLogprob;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -106,7 +107,7 @@ impl FakeRunner {
             total_blocks: pool.total_blocks(),
             max_positions: config.max_position_embeddings as usize,
             adapters: 0,
-            window: layout.window.map(|window| window as usize),
+            groups: layout.groups,
         };
         Self {
             pool,
@@ -148,11 +149,11 @@ impl FakeRunner {
         observer: &mut dyn LayerObserver,
         output: &mut StepOutput,
     ) {
-        for layer in 0..self.pool.layout().num_layers {
+        for place in places(self.pool.layout()) {
             for s in &plan.sequences {
-                self.write_layer(access, plan, s, layer);
+                self.write_layer(access, plan, s, place);
             }
-            observer.layer_computed(layer);
+            observer.layer_computed(place);
         }
         for s in &plan.sequences {
             if let Err(reason) = self.read_out(access, plan, s, output) {
@@ -162,24 +163,29 @@ impl FakeRunner {
     }
 
     /// Stores the KV of a sequence's rows in one layer.
-    fn write_layer(&mut self, access: &mut StepAccess<'_>, plan: &StepPlan, s: &PlannedSequence, layer: u32) {
+    fn write_layer(&mut self, access: &mut StepAccess<'_>, plan: &StepPlan, s: &PlannedSequence, place: KvPlace) {
         let layout = *self.pool.layout();
-        let blocks = &plan.block_ids[s.blocks.range()];
+        let group = place.group as usize;
+        let blocks = GroupBlocks::new(&plan.block_ids[s.blocks.range()], layout.groups.count(), group);
+        let layer = place.group * layout.num_layers + place.layer;
         for (position, &token) in (s.start_position..).zip(&plan.token_ids[s.rows.range()]) {
             let mut state = Xxh3::with_seed(self.seed);
             for word in [token, position, layer] {
                 state.update(&word.to_le_bytes());
             }
-            let seen = layout.window.is_none_or(|window| window > 1);
+            let seen = layout.groups.window_of(group).is_none_or(|window| window > 1);
             if let Some(before) = position.checked_sub(1).filter(|_| seen) {
-                token_bytes(access, &layout, blocks, layer, before, |bytes| state.update(bytes));
+                token_bytes(access, &layout, blocks, place.layer, before, |bytes| {
+                    state.update(bytes)
+                });
             }
             let hash = state.digest();
             for (i, x) in self.key.iter_mut().chain(&mut self.value).enumerate() {
                 // Whole numbers below 2048; rounding makes the same of them on every node.
                 *x = (mix(hash, i as u64) >> 53) as f32;
             }
-            access.write_rows(&self.cpu, layer, (blocks, position as usize), (&self.key, &self.value));
+            let rows = (&*self.key, &*self.value);
+            access.write_rows(&self.cpu, place.layer, (blocks, position as usize), rows);
         }
     }
 
@@ -192,7 +198,7 @@ impl FakeRunner {
         out: &mut StepOutput,
     ) -> Result<(), String> {
         let layout = *self.pool.layout();
-        let blocks = &plan.block_ids[s.blocks.range()];
+        let blocks = GroupBlocks::new(&plan.block_ids[s.blocks.range()], layout.groups.count(), 0);
         let targets = &plan.targets[s.targets.range()];
         let end = s.start_position + s.rows.len;
         let last_needed = if s.sample.is_some() {
@@ -206,8 +212,9 @@ impl FakeRunner {
             return Ok(());
         }
         for position in 0..last_needed {
-            if layout.window.is_none() {
-                read_position(access, &layout, blocks, position, &mut state);
+            let slides = layout.groups.window().is_some();
+            if !slides {
+                read_positions(access, &layout, blocks, position..position + 1, &mut state);
             }
             let row = position.checked_sub(s.start_position);
             let target = row.and_then(|row| targets.get(row as usize));
@@ -215,11 +222,12 @@ impl FakeRunner {
             if target.is_none() && sample.is_none() {
                 continue;
             }
-            if let Some(window) = layout.window {
+            if slides {
                 state.reset();
-                let first = (position + 1).saturating_sub(window);
-                for seen in first..=position {
-                    read_position(access, &layout, blocks, seen, &mut state);
+                for group in 0..layout.groups.count() {
+                    let window = layout.groups.window_of(group);
+                    let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+                    read_positions(access, &layout, blocks.of(group), first..position + 1, &mut state);
                 }
             }
             self.fill_logits(position, state.digest());
@@ -311,18 +319,30 @@ fn mix(hash: u64, i: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Block and slot of a position.
-fn place(layout: &KvLayout, blocks: &[BlockId], position: u32) -> (BlockId, usize) {
-    (
-        blocks[(position / layout.block_tokens) as usize],
-        (position % layout.block_tokens) as usize,
-    )
+/// Where the KV of the layers is, in their order: all those of a group, then those of the next one.
+fn places(layout: &KvLayout) -> impl Iterator<Item = KvPlace> + use<> {
+    let layers = layout.num_layers;
+    (0..layout.groups.count() as u32).flat_map(move |group| {
+        (0..layers).map(move |layer| KvPlace {
+            group,
+            layer,
+            complete: layer + 1,
+        })
+    })
 }
 
-/// Adds what is stored of a position, in all layers, to a hash.
-fn read_position(access: &StepAccess<'_>, layout: &KvLayout, blocks: &[BlockId], position: u32, state: &mut Xxh3) {
-    for layer in 0..layout.num_layers {
-        token_bytes(access, layout, blocks, layer, position, |bytes| state.update(bytes));
+/// Adds what is stored of positions, in all layers of a group, to a hash.
+fn read_positions(
+    access: &StepAccess<'_>,
+    layout: &KvLayout,
+    blocks: GroupBlocks<'_>,
+    positions: Range<u32>,
+    state: &mut Xxh3,
+) {
+    for position in positions {
+        for layer in 0..layout.num_layers {
+            token_bytes(access, layout, blocks, layer, position, |bytes| state.update(bytes));
+        }
     }
 }
 
@@ -330,12 +350,17 @@ fn read_position(access: &StepAccess<'_>, layout: &KvLayout, blocks: &[BlockId],
 fn token_bytes(
     access: &StepAccess<'_>,
     layout: &KvLayout,
-    blocks: &[BlockId],
+    blocks: GroupBlocks<'_>,
     layer: u32,
     position: u32,
     mut take: impl FnMut(&[u8]),
 ) {
-    let (block, slot) = place(layout, blocks, position);
+    let (place, slot) = (
+        position / layout.block_tokens,
+        (position % layout.block_tokens) as usize,
+    );
+    // Plans are checked: there is a block.
+    let block = blocks.get(place as usize).unwrap_or(BlockId::NONE);
     let (tokens, size) = (layout.block_tokens as usize, layout.dtype.size());
     let bytes = access.block(layer, block);
     for head in bytes.chunks_exact(bytes.len() / layout.num_kv_heads as usize) {

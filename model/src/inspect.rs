@@ -72,11 +72,10 @@ pub fn inspect(path: &Path, model: &ModelConfig, block_tokens: usize, tokens: us
 impl Inspection {
     /// Bytes of KV that a position takes.
     pub fn kv_bytes_per_token(&self) -> usize {
-        self.layout.block_bytes() / self.layout.block_tokens as usize
+        self.layout.token_bytes()
     }
 
-    /// Bytes of KV of a sequence of the tokens asked for. Where all layers have a window: the most that it has at once, while
-    /// its prompt is computed in chunks of the default size.
+    /// Bytes of KV of a sequence of the tokens asked for. Where layers have a window: the most that it has at once, while its prompt is computed in chunks of the default size.
     pub fn kv_bytes(&self) -> u128 {
         let rows = EngineConfig::default().prefill_chunk_tokens;
         self.layout.kept().most_blocks(self.tokens, rows) as u128 * self.layout.block_bytes() as u128
@@ -124,10 +123,9 @@ impl fmt::Display for Inspection {
         let windows: Vec<usize> = arch.windows.iter().copied().flatten().collect();
         if let Some(window) = windows.first() {
             let (some, all) = (windows.len(), arch.num_layers);
-            let kept = if layout.window.is_some() {
-                "; what lies before it is not kept"
-            } else {
-                ""
+            let kept = match layout.groups.window() {
+                Some(_) => "; what lies before it is not kept",
+                None => "",
             };
             writeln!(
                 f,
@@ -154,9 +152,13 @@ impl fmt::Display for Inspection {
         writeln!(f, "weights           {} bytes", self.weight_bytes)?;
         self.write_held(f)?;
         let (each, block, dtype) = (self.kv_bytes_per_token(), layout.block_tokens, layout.dtype.as_str());
+        let groups = match layout.groups.count() {
+            1 => String::new(),
+            count => format!(" and {} layers, {count} for each", layout.num_layers),
+        };
         writeln!(
             f,
-            "KV                {each} bytes a token ({dtype}), in blocks of {block} tokens"
+            "KV                {each} bytes a token ({dtype}), in blocks of {block} tokens{groups}"
         )?;
         writeln!(f, "KV of {} tokens   {} bytes", self.tokens, self.kv_bytes())?;
         let needed = self.needed_bytes();

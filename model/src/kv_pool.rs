@@ -1,4 +1,4 @@
-//! The bytes of the KV cache: one arena for all layers and blocks, and the rules under which it is read and written.
+//! The bytes of the KV cache: one arena for all layers of all blocks, and the rules under which it is read and written.
 //!
 //! Within a (layer, block) the bytes lie in the canonical order of [`protocol::kv::KvLayout`]. The arena itself is
 //! `[layer][block]`, so one layer's blocks are contiguous; it starts on a huge page.
@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 use bytes::Bytes;
-use engine::plan::{BlockId, StepPlan};
+use engine::plan::{BlockId, GroupBlocks, StepPlan};
 use memmap2::MmapMut;
 use protocol::kv::KvLayout;
 
@@ -169,7 +169,8 @@ impl KvPool {
     pub fn claim_plan<'a>(&'a self, plan: &'a StepPlan) -> Result<StepAccess<'a>, KvError> {
         let access = self.begin_step(&plan.block_ids)?;
         for s in &plan.sequences {
-            let first_written = (s.start_position / self.layout.block_tokens) as usize;
+            let place = (s.start_position / self.layout.block_tokens) as usize;
+            let first_written = place * self.layout.groups.count();
             for (i, block) in plan.block_ids[s.blocks.range()].iter().enumerate() {
                 if i >= first_written {
                     self.claim_written(*block)?;
@@ -340,7 +341,7 @@ impl StepAccess<'_> {
     }
 
     /// Stores keys and values (none in a latent cache) of tokens that follow each other, \[token\]\[kv heads\]\[dim\] each, rounded
-    /// to the pool's element type (see [`write_kv`]). `blocks` is the sequence's block table, `position` the first
+    /// to the pool's element type (see [`write_kv`]). `layer` is one of a block's layers, `blocks` are the sequence's in its group, `position` the first
     /// token's place in the sequence.
     ///
     /// # Panics
@@ -350,7 +351,7 @@ impl StepAccess<'_> {
         &mut self,
         cpu: &Cpu,
         layer: u32,
-        (blocks, position): (&[BlockId], usize),
+        (blocks, position): (GroupBlocks<'_>, usize),
         (keys, values): (&[f32], &[f32]),
     ) {
         let shape = KvShape::from(self.pool.layout());
@@ -365,7 +366,9 @@ impl StepAccess<'_> {
             let count = (shape.block_tokens - slot).min(keys.len() / width);
             let (now, later) = keys.split_at(count * width);
             let (values_now, values_later) = values.split_at(if shape.latent { 0 } else { count * width });
-            let bytes = self.block_mut(layer, blocks[position / shape.block_tokens]);
+            // What is no block of a table is in no pool: the claim is asserted.
+            let block = blocks.get(position / shape.block_tokens).unwrap_or(BlockId::NONE);
+            let bytes = self.block_mut(layer, block);
             let written = write_kv(cpu, &shape, slot, (now, values_now), bytes);
             assert!(written.is_ok(), "the slots are in the block and the lengths are right");
             (position, keys, values) = (position + count, later, values_later);
@@ -427,7 +430,7 @@ impl KvWriter {
     }
 
     /// Places a payload: for each of `layers` layers from `first_layer`, for each of `blocks` blocks from
-    /// `first_block_index` (an index into the reservation's block table), its canonical bytes. Nothing is written
+    /// `first_block_index` (an index into the writer's blocks), its canonical bytes. Nothing is written
     /// unless all of it fits.
     ///
     /// # Errors

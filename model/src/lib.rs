@@ -18,6 +18,7 @@ pub mod fake;
 pub mod inspect;
 pub mod kernels;
 mod kv_error;
+mod kv_groups;
 pub mod kv_pool;
 mod load;
 mod masks;

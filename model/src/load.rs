@@ -13,6 +13,7 @@ use crate::arch::{ArchConfig, ArchError, Fp8Scheme};
 use crate::cost::{ModelMemory, StepCost};
 use crate::decoder::Decoder;
 use crate::kernels::{Cpu, KernelError, LinearMode};
+use crate::kv_groups::LayerGroups;
 use crate::kv_pool::{KvError, KvPool};
 use crate::pool_size::{PoolSizeError, machine_memory, pool_blocks};
 use crate::runner::ModelRunner;
@@ -193,14 +194,14 @@ fn assemble(
         numerics,
         adapters,
     };
-    let block_bytes = layout.layer_block_bytes() as u64 * u64::from(layout.num_layers);
+    let block_bytes = layout.block_bytes() as u64;
     let memory = ModelMemory {
         kv_pool: block_bytes * pool.total_blocks() as u64,
         ..decoder.memory()
     };
     let grammars = Grammars::new(Vocabulary::Path(files.path().to_path_buf()));
     Ok(LoadedModel {
-        cost: decoder.cost(block_bytes / u64::from(layout.block_tokens)),
+        cost: decoder.cost(layout.token_bytes() as u64),
         memory,
         runner: ModelRunner::new(decoder, Arc::clone(&pool), positions, grammars.clone()),
         grammars,
@@ -213,8 +214,9 @@ fn assemble(
 
 /// Shape of a model's KV cache.
 pub(crate) fn kv_layout(arch: &ArchConfig, model: &ModelConfig, block_tokens: usize) -> KvLayout {
+    let groups = LayerGroups::of(arch);
     KvLayout {
-        num_layers: arch.num_layers as u32,
+        num_layers: groups.layers as u32,
         num_kv_heads: arch.num_kv_heads as u32,
         head_dim: arch.head_dim as u32,
         block_tokens: block_tokens as u32,
@@ -225,16 +227,8 @@ pub(crate) fn kv_layout(arch: &ArchConfig, model: &ModelConfig, block_tokens: us
             KvDtypeConfig::F32 => KvDtype::F32,
         },
         latent: arch.latent.is_some(),
-        window: widest_window(arch),
+        groups: groups.groups,
     }
-}
-
-/// The window of the layer that sees most, if all have one: what lies before it need not be kept.
-fn widest_window(arch: &ArchConfig) -> Option<u32> {
-    let by_layer = (0..arch.num_layers).map(|layer| arch.windows.get(layer).copied().flatten());
-    let widest = by_layer.collect::<Option<Vec<usize>>>()?.into_iter().max()?;
-    // Of a window that holds all positions nothing is ever before it.
-    u32::try_from(widest).ok().filter(|_| widest < arch.max_positions)
 }
 
 /// Loads the configured adapters.

@@ -1,7 +1,8 @@
 //! What a runner demands of a plan before it computes anything.
 
-use engine::plan::{BlockCopy, PlannedSequence, SampleSpec, Span, StepPlan, Wanted};
+use engine::plan::{BlockCopy, GroupBlocks, PlannedSequence, SampleSpec, Span, StepPlan, Wanted};
 use engine::runner::RunnerError;
+use protocol::window::Groups;
 
 use crate::sampler;
 
@@ -18,14 +19,15 @@ pub(crate) struct PlanLimits {
     pub(crate) max_positions: usize,
     /// Adapters it has.
     pub(crate) adapters: usize,
-    /// Positions that a row sees in the layer that sees most; `None`: all.
-    pub(crate) window: Option<usize>,
+    /// The groups of layers, and how many positions a row sees in them.
+    pub(crate) groups: Groups,
 }
 
 impl PlanLimits {
-    /// Blocks at the beginning of a table of which a row at `position`, and all later ones, see nothing.
-    fn unseen_blocks(&self, position: usize) -> usize {
-        let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+    /// Blocks at the beginning of a group's list of which a row at `position`, and all later ones, see nothing.
+    fn unseen_blocks(&self, group: usize, position: usize) -> usize {
+        let window = self.groups.window_of(group);
+        let first = window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
         first / self.block_tokens
     }
 }
@@ -102,8 +104,10 @@ impl PlanChecker {
             .get(copy.to.0 as usize)
             .and_then(|user| user.0.checked_sub(1));
         let writer = user.and_then(|user| plan.sequences.get(user as usize)).filter(|s| {
-            let first_written = s.start_position as usize / self.limits.block_tokens;
-            plan.block_ids[s.blocks.range()].get(first_written) == Some(&copy.to)
+            let place = s.start_position as usize / self.limits.block_tokens;
+            let groups = self.limits.groups.count();
+            let written = plan.block_ids[s.blocks.range()].iter().skip(place * groups);
+            written.take(groups).any(|block| *block == copy.to)
                 && s.start_position % self.limits.block_tokens as u32 == copy.tokens
         });
         if copy.from.0 as usize >= total || copy.from == copy.to || writer.is_none() {
@@ -136,27 +140,20 @@ impl PlanChecker {
             )));
         }
         let blocks = part("blocks", &plan.block_ids, s.blocks)?;
-        if blocks.len() * self.limits.block_tokens < end {
+        let groups = self.limits.groups.count();
+        if blocks.len() / groups * self.limits.block_tokens < end || !blocks.len().is_multiple_of(groups) {
             return Err(invalid(format!(
-                "{} blocks of {} tokens do not cover {end} positions",
+                "{} blocks of {} tokens in {groups} groups of layers do not cover {end} positions",
                 blocks.len(),
                 self.limits.block_tokens
             )));
         }
-        let unseen = self.limits.unseen_blocks(s.start_position as usize);
-        let gone = blocks.iter().take(unseen).take_while(|block| !block.is_some()).count();
-        if let Some(at) = blocks[gone..].iter().position(|block| !block.is_some()) {
-            return Err(invalid(format!(
-                "block {} of its table is gone; its rows from position {} on see all but the first {unseen}",
-                gone + at,
-                s.start_position
-            )));
-        }
-        if let Some(block) = blocks[gone..].iter().find(|b| b.0 as usize >= self.limits.total_blocks) {
-            return Err(invalid(format!(
-                "block {} of a pool of {}",
-                block.0, self.limits.total_blocks
-            )));
+        for group in 0..groups {
+            self.group(
+                GroupBlocks::new(blocks, groups, group),
+                group,
+                s.start_position as usize,
+            )?;
         }
         let targets = part("targets", &plan.targets, s.targets)?;
         if targets.len() > tokens.len() {
@@ -164,6 +161,23 @@ impl PlanChecker {
         }
         self.tokens("target", targets)?;
         s.sample.as_ref().map_or(Ok(()), |sample| self.sample(plan, sample))
+    }
+
+    /// What the rows from `start` on see of a group's blocks is there.
+    fn group(&self, blocks: GroupBlocks<'_>, group: usize, start: usize) -> Checked {
+        let unseen = self.limits.unseen_blocks(group, start);
+        let gone = blocks.iter().take(unseen).take_while(|block| !block.is_some()).count();
+        if let Some(at) = blocks.iter().skip(gone).position(|block| !block.is_some()) {
+            return Err(invalid(format!(
+                "block {} of its table is gone; its rows from position {start} on see all but the first {unseen} (group {group})",
+                gone + at,
+            )));
+        }
+        let total = self.limits.total_blocks;
+        match blocks.iter().skip(gone).find(|block| block.0 as usize >= total) {
+            Some(block) => Err(invalid(format!("block {} of a pool of {total}", block.0))),
+            None => Ok(()),
+        }
     }
 
     fn sample(&self, plan: &StepPlan, sample: &SampleSpec) -> Checked {
@@ -203,11 +217,12 @@ impl PlanChecker {
             let first_written = s.start_position as usize / self.limits.block_tokens;
             let end = s.start_position as usize + s.rows.len as usize;
             let used = end.div_ceil(self.limits.block_tokens);
-            for (i, block) in plan.block_ids[s.blocks.range()][..used].iter().enumerate() {
+            let groups = self.limits.groups.count();
+            for (i, block) in plan.block_ids[s.blocks.range()][..used * groups].iter().enumerate() {
                 if !block.is_some() {
                     continue;
                 }
-                let writes = i >= first_written;
+                let writes = i / groups >= first_written;
                 let entry = &mut self.users[block.0 as usize];
                 if entry.0 != 0 && (writes || entry.1) {
                     return Err(invalid(format!(

@@ -66,29 +66,38 @@ pub(crate) fn pool_blocks(
 ) -> Result<usize, PoolSizeError> {
     let (block, block_tokens) = (layout.block_bytes().max(1), engine.kv_block_tokens.max(1));
     let in_bytes = engine.kv_pool_bytes > 0;
+    // A token takes room in a block of each group of layers.
+    let groups = layout.groups.count();
     let (field, given, blocks) = if in_bytes {
         ("kv_pool_bytes", engine.kv_pool_bytes, engine.kv_pool_bytes / block)
     } else {
-        (
-            "kv_pool_tokens",
-            engine.kv_pool_tokens,
-            engine.kv_pool_tokens / block_tokens,
-        )
+        let places = engine.kv_pool_tokens / block_tokens;
+        ("kv_pool_tokens", engine.kv_pool_tokens, places.saturating_mul(groups))
     };
-    let unit = if in_bytes { block } else { block_tokens };
+    let size = |blocks: u128| {
+        if in_bytes {
+            blocks * block as u128
+        } else {
+            blocks.div_ceil(groups as u128) * block_tokens as u128
+        }
+    };
     // Of a window the blocks are kept, and those that a chunk of a prompt is computed into.
     let rows = engine.prefill_chunk_tokens.min(engine.max_batch_tokens);
     let needed = layout.kept().most_blocks(longest, rows);
     if blocks < needed {
-        let slides = needed < layout.blocks_for(longest);
+        let slides = needed < layout.kept().all_blocks(longest);
         return Err(PoolSizeError::TooSmall {
             field,
             given,
-            tokens: blocks.saturating_mul(block_tokens),
-            block,
-            needed: if slides { needed * block_tokens } else { longest },
+            tokens: (blocks / groups).saturating_mul(block_tokens),
+            block: block * groups,
+            needed: if slides {
+                needed.div_ceil(groups) * block_tokens
+            } else {
+                longest
+            },
             why: if slides { WINDOW } else { LENGTH },
-            least: needed as u128 * unit as u128,
+            least: size(needed as u128),
         });
     }
     let bytes = blocks as u128 * block as u128;
@@ -96,13 +105,18 @@ pub(crate) fn pool_blocks(
         && bytes + u128::from(weights) > u128::from(memory)
     {
         let blocks_that_fit = u128::from(memory.saturating_sub(weights)) / block as u128;
+        let fits = if in_bytes {
+            blocks_that_fit
+        } else {
+            blocks_that_fit / groups as u128 * groups as u128
+        };
         return Err(PoolSizeError::TooLarge {
             field,
             given,
             bytes,
             memory,
             weights,
-            fits: blocks_that_fit * unit as u128,
+            fits: size(fits),
         });
     }
     Ok(blocks)
@@ -129,6 +143,7 @@ fn mem_total(meminfo: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use protocol::kv::KvDtype;
+    use protocol::window::Groups;
 
     use super::*;
 
@@ -140,7 +155,7 @@ mod tests {
         block_tokens: 16,
         dtype: KvDtype::F16,
         latent: false,
-        window: None,
+        groups: Groups::ONE,
     };
 
     fn sized(kv_pool_tokens: usize, kv_pool_bytes: usize) -> EngineConfig {
@@ -168,7 +183,7 @@ mod tests {
     #[test]
     fn a_pool_need_not_hold_more_than_a_window_and_a_chunk() {
         let layout = KvLayout {
-            window: Some(64),
+            groups: Groups::sliding(64),
             ..LAYOUT
         };
         let engine = |tokens| EngineConfig {
@@ -181,6 +196,18 @@ mod tests {
             blocks(6 * 16).unwrap_err().to_string(),
             "engine.kv_pool_tokens is 96, which holds 96 tokens in blocks of 4096 bytes; a sequence may have 112 tokens at once \
              (the model's window, and engine.prefill_chunk_tokens), so at least 112 would be right"
+        );
+        // Beside layers that see everything: all of a text in one group of three, of which the others keep 7 blocks each.
+        let mixed = KvLayout {
+            groups: Groups::mixed(1, 2, 64),
+            ..LAYOUT
+        };
+        let blocks = |tokens| pool_blocks(&engine(tokens), &mixed, 1_600, None, 0);
+        assert_eq!(blocks(38 * 16), Ok(38 * 3));
+        assert_eq!(
+            blocks(37 * 16).unwrap_err().to_string(),
+            "engine.kv_pool_tokens is 592, which holds 592 tokens in blocks of 12288 bytes; a sequence may have 608 tokens at once \
+             (the model's window, and engine.prefill_chunk_tokens), so at least 608 would be right"
         );
         // Shorter sequences need less, and without a window everything is kept.
         assert_eq!(pool_blocks(&engine(48), &layout, 48, None, 0), Ok(3));

@@ -50,7 +50,7 @@ impl ModelRunner {
             total_blocks: pool.total_blocks(),
             max_positions,
             adapters: decoder.adapters.len(),
-            window: pool.layout().window.map(|window| window as usize),
+            groups: pool.layout().groups,
         };
         let samplers = (0..decoder.cpu.threads())
             .map(|_| Sampler::with_vocabulary(decoder.vocab_size()))
@@ -82,7 +82,8 @@ impl ModelRunner {
         rows: std::ops::Range<usize>,
         logits: &mut Vec<f32>,
     ) -> Result<(), RunnerError> {
-        let blocks = self.pool.layout().blocks_for(rows.end);
+        let layout = *self.pool.layout();
+        let blocks = layout.blocks_for(rows.end) * layout.groups.count();
         let span = |len: usize| Span {
             start: 0,
             len: len as u32,

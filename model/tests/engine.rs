@@ -15,6 +15,7 @@ use engine::sequence::{OnFinish, SequenceSpec};
 use model::fake::{FakeConfig, FakeModel};
 use protocol::kv::{KvDtype, KvLayout};
 use protocol::sampling::{SampledToken, StopRules};
+use protocol::window::Groups;
 use support::one_answer::{Bits, Case, alone, cases};
 use support::{Bench, Setup, fixture, tiny_llama};
 
@@ -76,10 +77,14 @@ fn scheduled<R: Runner>(runner: &mut R, limits: EngineLimits, cases: &[Case], ou
 }
 
 /// With a window, sequences let go of blocks under the engine; alone they keep all.
-fn check<R: Runner>(make: impl Fn() -> R, total_blocks: usize, window: Option<usize>) {
+fn check<R: Runner>(make: impl Fn() -> R, total_blocks: usize, groups: Groups) {
     let (outputs, block_tokens) = (40, 16);
     let cases = cases(16, 120, 500);
-    let expected = alone(&mut Bench::new(make(), block_tokens, total_blocks), &cases, outputs);
+    let expected = alone(
+        &mut Bench::new(make(), block_tokens, total_blocks).in_groups(groups),
+        &cases,
+        outputs,
+    );
     let roomy = EngineLimits {
         total_blocks,
         block_tokens,
@@ -90,14 +95,14 @@ fn check<R: Runner>(make: impl Fn() -> R, total_blocks: usize, window: Option<us
         mixed_prefill_tokens: 1_000,
         mixed_prefill_time: std::time::Duration::ZERO,
         prefix_cache: true,
-        window,
+        groups,
     };
     let (found, largest) = scheduled(&mut make(), roomy, &cases, outputs);
     assert!(largest > 12, "{largest} sequences in the largest step");
     assert_eq!(found, expected);
     let tight = EngineLimits {
         // Less than the longest sequence has tokens for, if it need not keep them.
-        total_blocks: if window.is_some() { 9 } else { 14 },
+        total_blocks: if groups.slides(0) { 9 } else { 14 * groups.count() },
         max_batch_tokens: 50,
         max_seq_len: 200,
         ..roomy
@@ -109,18 +114,18 @@ fn check<R: Runner>(make: impl Fn() -> R, total_blocks: usize, window: Option<us
 
 #[test]
 fn tiny_llama_under_the_engine() {
-    check(|| Setup::quantised().load(&tiny_llama()).runner, 512, None);
+    check(|| Setup::quantised().load(&tiny_llama()).runner, 512, Groups::ONE);
 }
 
 #[test]
 fn tiny_mistral_under_the_engine() {
     let mistral = fixture("mistral-swa");
-    check(|| Setup::quantised().load(&mistral).runner, 512, Some(32));
+    check(|| Setup::quantised().load(&mistral).runner, 512, Groups::sliding(32));
 }
 
 #[test]
 fn the_fake_under_the_engine() {
-    let config = |window| FakeConfig {
+    let config = |groups| FakeConfig {
         layout: KvLayout {
             num_layers: 2,
             num_kv_heads: 1,
@@ -128,13 +133,20 @@ fn the_fake_under_the_engine() {
             block_tokens: 16,
             dtype: KvDtype::F16,
             latent: false,
-            window,
+            groups,
         },
         total_blocks: 512,
         vocab_size: 512,
         max_position_embeddings: 512,
         seed: 1,
     };
-    check(|| FakeModel::new(&config(None)).unwrap().runner, 512, None);
-    check(|| FakeModel::new(&config(Some(40))).unwrap().runner, 512, Some(40));
+    check(
+        || FakeModel::new(&config(Groups::ONE)).unwrap().runner,
+        512,
+        Groups::ONE,
+    );
+    let sliding = Groups::sliding(40);
+    check(|| FakeModel::new(&config(sliding)).unwrap().runner, 512, sliding);
+    let mixed = Groups::mixed(1, 2, 40);
+    check(|| FakeModel::new(&config(mixed)).unwrap().runner, 512, mixed);
 }

@@ -6,13 +6,14 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use engine::plan::BlockId;
+use engine::plan::{BlockId, GroupBlocks};
 use engine::runner::{NoObserver, Runner, RunnerError};
 use model::fake::{FakeConfig, FakeModel, FakeRunner};
 use model::kernels::Cpu;
 use model::kv_pool::KvPool;
 use protocol::kv::{KvDtype, KvLayout};
 use protocol::sampling::SamplingParams;
+use protocol::window::Groups;
 use support::Bench;
 use support::one_answer::{alone, cases, handed_over, preempted, run};
 
@@ -25,7 +26,7 @@ fn config(block_tokens: u32, dtype: KvDtype) -> FakeConfig {
             block_tokens,
             dtype,
             latent: false,
-            window: None,
+            groups: Groups::ONE,
         },
         total_blocks: 16_384 / block_tokens as usize,
         vocab_size: 300,
@@ -74,7 +75,7 @@ fn a_window_changes_nothing_of_that() {
     let cases = cases(6, 90, 300);
     let bench = || {
         let mut config = config(16, KvDtype::F16);
-        config.layout.window = Some(40);
+        config.layout.groups = Groups::sliding(40);
         let model = FakeModel::new(&config).unwrap();
         Bench::new(model.runner, 16, config.total_blocks)
     };
@@ -105,7 +106,12 @@ fn a_swapped_lost_or_damaged_block_changes_the_text() {
         // A step of the same thread could not do this: it is what a foreign frame would be.
         let mut access = pool.claim(std::slice::from_ref(&block)).unwrap();
         let numbers: Vec<f32> = bytes.iter().take(8).map(|&b| f32::from(b)).collect();
-        access.write_rows(&Cpu::portable(), 0, (&[block], 3), (&numbers, &numbers));
+        access.write_rows(
+            &Cpu::portable(),
+            0,
+            (GroupBlocks::new(&[block], 1, 0), 3),
+            (&numbers, &numbers),
+        );
     };
     let healthy = text(&|_, _, _| ());
     assert_eq!(healthy, text(&|_, _, _| ()));

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use engine::plan::{BlockCopy, BlockId, PlannedSequence, SequenceId, Span, StepPlan};
+use engine::plan::{BlockCopy, BlockId, GroupBlocks, PlannedSequence, SequenceId, Span, StepPlan};
 use half::{bf16, f16};
 use model::kernels::Cpu;
 use model::kv_pool::{KvError, KvPool};
 use protocol::kv::{KvDtype, KvLayout};
+use protocol::window::Groups;
 
 fn layout(dtype: KvDtype) -> KvLayout {
     KvLayout {
@@ -17,7 +18,7 @@ fn layout(dtype: KvDtype) -> KvLayout {
         block_tokens: 4,
         dtype,
         latent: false,
-        window: None,
+        groups: Groups::ONE,
     }
 }
 
@@ -78,7 +79,12 @@ fn tokens_are_stored_in_canonical_order() {
                     let of = |p: usize| row(layer, blocks[p / 4].0 as usize, half, p % 4);
                     positions.clone().flat_map(of).collect()
                 };
-                access.write_rows(&cpu, layer as u32, (&blocks, positions.start), (&rows(0), &rows(1)));
+                access.write_rows(
+                    &cpu,
+                    layer as u32,
+                    (GroupBlocks::new(&blocks, 1, 0), positions.start),
+                    (&rows(0), &rows(1)),
+                );
             }
             access.expect_write(&cpu, layer as u32, blocks[0], 3);
         }
@@ -364,8 +370,8 @@ fn what_a_step_only_reads_it_cannot_write() {
     let mut step = pool.claim_plan(&plan).unwrap();
     let row = vec![1.0; width];
     let cpu = Cpu::portable();
-    step.write_rows(&cpu, 0, (&[BlockId(1)], 0), (&row, &row));
-    step.write_rows(&cpu, 0, (&[BlockId(0)], 0), (&row, &row));
+    step.write_rows(&cpu, 0, (GroupBlocks::new(&[BlockId(1)], 1, 0), 0), (&row, &row));
+    step.write_rows(&cpu, 0, (GroupBlocks::new(&[BlockId(0)], 1, 0), 0), (&row, &row));
 }
 
 #[test]

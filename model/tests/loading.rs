@@ -8,6 +8,7 @@ use std::path::Path;
 use config::{Compute, EngineConfig, KvDtypeConfig, ModelConfig, Quantize};
 use model::LoadError;
 use protocol::kv::{Fingerprint, KvDtype, KvLayout, ModelIdentity};
+use protocol::window::Groups;
 use serde_json::{Value, json};
 use support::checkpoint::{Checkpoint, Element, Meta, temporary};
 use support::{Setup, fixture, tiny_llama};
@@ -218,7 +219,7 @@ fn damaged_files_are_errors() {
     not_finite.write_directory(&path, Element::F32);
     // Such weights load (nothing reads them all), but no answer comes of them.
     let loaded = load(&path).unwrap();
-    let mut bench = support::Bench::new(loaded.runner, 16, loaded.pool.total_blocks());
+    let mut bench = support::Bench::new(loaded.runner, 16, loaded.pool.total_blocks()).in_groups(loaded.layout.groups);
     bench.add(&[1, 2, 3], &protocol::sampling::SamplingParams::greedy(), 1, false);
     let plan = bench.plan(&[(0, 3)]);
     let output = engine::runner::Runner::run(&mut bench.runner, &plan, &mut engine::runner::NoObserver).unwrap();
@@ -278,7 +279,7 @@ fn the_layout_and_the_identity_say_what_was_loaded() {
         block_tokens: 32,
         dtype: KvDtype::F16,
         latent: false,
-        window: None,
+        groups: Groups::ONE,
     };
     assert_eq!(
         (loaded.layout, *loaded.pool.layout(), loaded.pool.total_blocks()),

@@ -9,6 +9,7 @@ use engine::runner::{NoObserver, Runner, RunnerError};
 use model::fake::{FakeConfig, FakeModel};
 use protocol::kv::{KvDtype, KvLayout};
 use protocol::sampling::SamplingParams;
+use protocol::window::Groups;
 use support::{Bench, Setup, tiny_llama};
 
 /// Two sequences: one prefills 20 rows with targets, one decodes with a history.
@@ -160,7 +161,7 @@ fn the_fake_refuses_wrong_plans() {
                 block_tokens: 16,
                 dtype: KvDtype::F16,
                 latent: false,
-                window: None,
+                groups: Groups::ONE,
             },
             total_blocks: 512,
             vocab_size: 512,
@@ -180,7 +181,7 @@ fn blocks_that_rows_see_must_be_there() {
         block_tokens: 16,
         dtype: KvDtype::F16,
         latent: false,
-        window: Some(20),
+        groups: Groups::sliding(20),
     };
     let config = FakeConfig {
         layout,

@@ -22,7 +22,8 @@ use support::{Setup, fixture, read_json};
 fn bits(setup: Setup, path: &Path) -> (u128, Vec<u32>, Vec<u32>) {
     let loaded = setup.load_with(path, &[]).unwrap_or_else(|error| panic!("{error}"));
     let (vocab, hash) = (loaded.identity.vocab_size, loaded.identity.weights_hash);
-    let mut bench = support::Bench::new(loaded.runner, setup.block_tokens, loaded.pool.total_blocks());
+    let mut bench = support::Bench::new(loaded.runner, setup.block_tokens, loaded.pool.total_blocks())
+        .in_groups(loaded.layout.groups);
     let prompt: Vec<u32> = (0..40).map(|t| (t * t * 7 + t * 3 + 5) % vocab).collect();
     let s = bench.add(&prompt, &SamplingParams::greedy(), 8, true);
     bench.finish(16, 1, 8);

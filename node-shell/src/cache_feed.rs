@@ -184,6 +184,8 @@ fn net<'a>(changes: impl Iterator<Item = &'a CacheEvent>) -> CacheChange {
 
 #[cfg(test)]
 mod tests {
+    use protocol::window::Groups;
+
     use super::*;
     use engine::fake::{ScriptedModel, ScriptedRunner};
     use engine::limits::EngineLimits;
@@ -233,7 +235,7 @@ mod tests {
                 mixed_prefill_time: Duration::ZERO,
                 max_seq_len: blocks * 4,
                 prefix_cache: true,
-                window: None,
+                groups: Groups::ONE,
             };
             Self {
                 engine: Engine::new(limits).expect("the limits are consistent"),

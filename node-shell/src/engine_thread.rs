@@ -17,6 +17,7 @@ use engine::reservation::{Awaited, Reservation, ReservationId};
 use engine::runner::{LayerObserver, Runner};
 use engine::sequence::SequenceSpec;
 use engine::stats::StepStats;
+use protocol::kv::KvPlace;
 use runtime::clock::Clock;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -37,8 +38,8 @@ pub trait StepTap: Send {
     /// all layers (when a sequence starts: what the prefix cache has of it); `blocks` is the block table of this step.
     fn step_begins(&mut self, computed_tokens: u32, blocks: &[BlockId]);
 
-    /// K and V of `layer` are in the pool for the positions `0..computed_tokens`.
-    fn layer_computed(&mut self, layer: u32, computed_tokens: u32);
+    /// K and V of the layer at `place` are in the pool for the positions `0..computed_tokens`.
+    fn layer_computed(&mut self, place: KvPlace, computed_tokens: u32);
 
     /// The sequence has lost its blocks, which others may write from now on. It starts again later. May be said again
     /// before it does.
@@ -438,9 +439,9 @@ struct Tapped {
 struct Taps<'a>(&'a mut Vec<Tapped>);
 
 impl LayerObserver for Taps<'_> {
-    fn layer_computed(&mut self, layer: u32) {
+    fn layer_computed(&mut self, place: KvPlace) {
         for tapped in self.0.iter_mut() {
-            tapped.tap.layer_computed(layer, tapped.computed_tokens);
+            tapped.tap.layer_computed(place, tapped.computed_tokens);
         }
     }
 }

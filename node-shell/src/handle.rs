@@ -9,6 +9,7 @@ use engine::plan::{BlockId, SequenceId};
 use engine::reservation::{CommitError, Reservation, ReserveError};
 use engine::sequence::SequenceSpec;
 use protocol::control::{JobError, JobErrorKind, StepTimeModel, WorkDone};
+use protocol::window::HaveBlocks;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -383,9 +384,18 @@ impl ReservedBlocks {
         self.reservation.as_ref().map_or(&[], Reservation::blocks)
     }
 
-    /// How many of the first blocks hold their KV already. Others may have them too: they must not be written.
-    pub fn have_blocks(&self) -> usize {
-        self.reservation.as_ref().map_or(0, Reservation::have_blocks)
+    /// The blocks that have to be filled, in the order of the numbers that they have in a handoff.
+    pub fn awaited_blocks(&self) -> Vec<BlockId> {
+        self.reservation
+            .as_ref()
+            .map_or(Vec::new(), Reservation::awaited_blocks)
+    }
+
+    /// How many of the first blocks need not come. Others may have them too: they must not be written.
+    pub fn have_blocks(&self) -> HaveBlocks {
+        self.reservation
+            .as_ref()
+            .map_or(HaveBlocks::NONE, Reservation::have_blocks)
     }
 
     pub(crate) fn take(mut self) -> Option<Reservation> {

@@ -145,6 +145,7 @@ fn log(report: &MemoryReport) {
 mod tests {
     use engine::plan::BlockId;
     use protocol::kv::{KvDtype, KvLayout};
+    use protocol::window::Groups;
 
     use super::*;
 
@@ -166,7 +167,7 @@ mod tests {
             block_tokens: 16,
             dtype: KvDtype::F32,
             latent: false,
-            window: None,
+            groups: Groups::ONE,
         };
         let pool = Arc::new(KvPool::new(layout, 1024).unwrap());
         let size = (1024 * layout.block_bytes()) as u64;

@@ -391,7 +391,7 @@ fn engine_limits(config: &Config, pool: &KvPool, max_seq_len: usize) -> EngineLi
         mixed_prefill_time: Duration::from_millis(config.engine.mixed_prefill_ms),
         max_seq_len,
         prefix_cache: config.engine.prefix_cache,
-        window: pool.layout().window.map(|window| window as usize),
+        groups: pool.layout().groups,
     }
 }
 
@@ -432,9 +432,11 @@ fn boot_number(clock: Clock) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use protocol::window::Groups;
+
     use super::*;
 
-    fn limits(max_seq_len: usize, total_blocks: usize, window: Option<usize>) -> EngineLimits {
+    fn limits(max_seq_len: usize, total_blocks: usize, window: Option<u32>) -> EngineLimits {
         EngineLimits {
             total_blocks,
             block_tokens: 16,
@@ -445,7 +447,7 @@ mod tests {
             mixed_prefill_time: Duration::ZERO,
             max_seq_len,
             prefix_cache: true,
-            window,
+            groups: Groups::of_window(window),
         }
     }
 

@@ -12,7 +12,9 @@ use engine::runner::{LayerObserver, Runner, RunnerError};
 use engine::sequence::{OnFinish, SequenceSpec};
 use node_shell::engine_thread::{SequenceEvent, StepTap, start};
 use node_shell::handle::{AwaitedPrompt, EngineHandle, EngineLoad, SequenceStream, SubmitError};
+use protocol::kv::KvPlace;
 use protocol::sampling::{FinishReason, SamplingParams};
+use protocol::window::Groups;
 use runtime::clock::Clock;
 
 const BLOCKS: usize = 64;
@@ -29,7 +31,7 @@ fn limits() -> EngineLimits {
         mixed_prefill_tokens: 1_000,
         mixed_prefill_time: Duration::ZERO,
         prefix_cache: true,
-        window: None,
+        groups: Groups::ONE,
     }
 }
 
@@ -319,9 +321,9 @@ impl StepTap for Notes {
             .expect("the test listens");
     }
 
-    fn layer_computed(&mut self, layer: u32, computed_tokens: u32) {
+    fn layer_computed(&mut self, place: KvPlace, computed_tokens: u32) {
         self.0
-            .send(Told::Layer(layer, computed_tokens))
+            .send(Told::Layer(place.layer, computed_tokens))
             .expect("the test listens");
     }
 

@@ -16,7 +16,9 @@ use node_shell::handle::{AwaitedPrompt, EngineHandle};
 use node_shell::job_list::JobList;
 use protocol::blocks::{JobKey, JobKind, MAX_BLOCK_OWNERS, MAX_BLOCK_PROBLEMS, MAX_PROBLEM_BYTES, OwnerKind};
 use protocol::ids::{Epoch, NodeId, RequestId};
+use protocol::kv::KvPlace;
 use protocol::sampling::SampledToken;
+use protocol::window::Groups;
 use runtime::clock::Clock;
 
 const BLOCKS: usize = 64;
@@ -121,7 +123,7 @@ fn limits() -> EngineLimits {
         mixed_prefill_tokens: 1_000,
         mixed_prefill_time: Duration::from_secs(1),
         prefix_cache: true,
-        window: None,
+        groups: Groups::ONE,
     }
 }
 
@@ -170,7 +172,7 @@ impl Runner for Gated {
     ) -> Result<(), RunnerError> {
         let permit = self.0.recv();
         permit.map_err(|error| RunnerError::Failed(error.to_string()))?;
-        observer.layer_computed(0);
+        observer.layer_computed(KvPlace::in_one_group(0));
         output.clear();
         for planned in &plan.sequences {
             let sampled = planned.sample.as_ref().map(|sample| SampledToken {

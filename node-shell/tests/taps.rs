@@ -1,5 +1,7 @@
 //! Taps hear of lost blocks before anybody else writes them: what taps are told and what steps write, in one order.
 
+use protocol::kv::KvPlace;
+use protocol::window::Groups;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
@@ -32,7 +34,7 @@ fn engine() -> Engine {
         mixed_prefill_tokens: 1_000,
         mixed_prefill_time: Duration::ZERO,
         prefix_cache: true,
-        window: None,
+        groups: Groups::ONE,
     })
     .expect("the limits are consistent")
 }
@@ -94,7 +96,7 @@ impl StepTap for Notes {
         drop(self.0.try_send(Seen::Begins(computed_tokens, blocks.to_vec())));
     }
 
-    fn layer_computed(&mut self, _layer: u32, computed_tokens: u32) {
+    fn layer_computed(&mut self, _place: KvPlace, computed_tokens: u32) {
         drop(self.0.try_send(Seen::Layer(computed_tokens)));
     }
 

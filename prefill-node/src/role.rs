@@ -18,6 +18,7 @@ use protocol::control::{
 };
 use protocol::sampling::StopRules;
 use protocol::transfer::PushOpen;
+use protocol::window::HaveBlocks;
 use runtime::measure::Measure;
 use runtime::quic::Link;
 use tokio::time::timeout_at;
@@ -110,7 +111,7 @@ impl PrefillRole {
     /// The role over a node's engine, pool and UDP port. Errors if the transfer settings do not fit the KV layout.
     pub fn new(context: NodeContext) -> Result<Self, String> {
         let (engine, transfer) = (&context.config.engine, &context.config.transfer);
-        // The push schedule hands over at most one group that is not full yet, and one layer of a chunk.
+        // The push schedule hands over at most one piece that is not full yet, and one layer of a chunk.
         let chunk = engine.prefill_chunk_tokens.min(engine.max_batch_tokens);
         let blocks = chunk.div_ceil(context.layout.block_tokens as usize) + 1;
         let largest = transfer.frame_bytes + blocks * context.layout.layer_block_bytes();
@@ -209,32 +210,29 @@ impl PrefillRole {
             epoch: job.epoch,
             fingerprint: self.context.fingerprint,
         };
-        let schedule = self.schedule(job, target.have_blocks);
-        let Some(blocks) = schedule.prompt_blocks().checked_sub(target.have_blocks) else {
-            let problem = format!(
-                "handoff.have_blocks = {}, the prompt has {}",
-                target.have_blocks,
-                schedule.prompt_blocks()
-            );
-            return Err(Stop::failed(JobErrorKind::Invalid, problem));
-        };
+        let layout = &self.context.layout;
+        let schedule = self.schedule(job, target.have_blocks).ok_or_else(|| {
+            let blocks = layout.blocks_for(job.token_ids.len());
+            let problem = format!("handoff.have_blocks = {}, the prompt has {blocks}", target.have_blocks);
+            Stop::failed(JobErrorKind::Invalid, problem)
+        })?;
+        let moved = schedule.moved();
         // Earlier blocks than the first token's row sees may be gone by the end of the prompt.
-        let first = self
-            .context
-            .layout
-            .kept()
-            .first_block(job.token_ids.len().saturating_sub(1));
-        if (target.have_blocks as usize) < first {
-            let problem = format!(
-                "handoff.have_blocks = {}: the blocks before block {first} lie outside of the model's window, and are not sent",
-                target.have_blocks
-            );
-            return Err(Stop::failed(JobErrorKind::Invalid, problem));
+        let last = job.token_ids.len().saturating_sub(1);
+        for (group, kept) in layout.kept().groups().enumerate() {
+            let first = kept.first_block(last);
+            if (moved.places(group).start as usize) < first {
+                let problem = format!(
+                    "handoff.have_blocks = {}: the blocks before block {first} lie outside of the model's window, and are not sent",
+                    target.have_blocks
+                );
+                return Err(Stop::failed(JobErrorKind::Invalid, problem));
+            }
         }
         let extent = Extent {
-            layers: self.context.layout.num_layers,
-            first_block: target.have_blocks,
-            blocks,
+            layers: layout.num_layers,
+            first_block: moved.first(),
+            blocks: moved.len(),
         };
         let push = self.pusher.open(target, open, extent, deadline)?;
         Ok(Handoff {
@@ -243,13 +241,14 @@ impl PrefillRole {
         })
     }
 
-    fn schedule(&self, job: &PrefillJob, have_blocks: u32) -> PushSchedule {
+    /// `None` if the receiver says that it has more blocks than the prompt.
+    fn schedule(&self, job: &PrefillJob, have: HaveBlocks) -> Option<PushSchedule> {
         // `check` has bounded the length by the vocabulary of positions, which has 32 bits.
         let tokens = u32::try_from(job.token_ids.len()).unwrap_or(u32::MAX);
         PushSchedule::new(
             self.context.layout,
             tokens,
-            have_blocks,
+            have,
             self.context.config.transfer.frame_bytes,
         )
     }

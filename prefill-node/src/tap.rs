@@ -9,17 +9,21 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use engine::plan::BlockId;
+use engine::plan::{BlockId, GroupBlocks};
 use kv_transfer::core::Part;
 use kv_transfer::pusher::{PushError, PushHandle, Room};
 use model::kv_pool::KvPool;
 use node_shell::engine_thread::StepTap;
+use protocol::kv::KvPlace;
+use protocol::window::Moved;
 use tokio::sync::Notify;
 
 use crate::core::push_schedule::{Piece, PushSchedule};
 
 /// What the tap shares with the job.
 struct Shared {
+    /// What is sent of the sequence.
+    moved: Moved,
     state: Mutex<State>,
     /// Held during a copy of the job. Taken under the lock of `state`.
     reading: Mutex<()>,
@@ -38,6 +42,27 @@ struct State {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+
+    /// What a piece is in the handoff.
+    fn part(&self, piece: Piece) -> Part {
+        Part {
+            first_layer: piece.first_layer,
+            layers: piece.layers,
+            first_block: self.moved.number(piece.group as usize, piece.first_block),
+            blocks: piece.blocks,
+        }
+    }
+
+    /// The local blocks of a piece, by the sequence's block table.
+    fn blocks_of(&self, piece: Piece, table: &[BlockId]) -> Result<Vec<BlockId>, String> {
+        let blocks = GroupBlocks::new(table, self.moved.groups().count(), piece.group as usize);
+        let (start, end) = (
+            piece.first_block as usize,
+            piece.first_block as usize + piece.blocks as usize,
+        );
+        let found: Option<Vec<BlockId>> = (start..end).map(|place| blocks.get(place)).collect();
+        found.ok_or_else(|| format!("blocks {start}..{end} of a table of {}", blocks.len()))
     }
 
     /// Waits for the copy that may be under way. Not under the lock of `state`.
@@ -61,6 +86,7 @@ impl Backlog {
     pub(crate) fn new(schedule: PushSchedule) -> Self {
         Self {
             shared: Arc::new(Shared {
+                moved: schedule.moved(),
                 state: Mutex::new(State {
                     schedule,
                     blocks: Vec::new(),
@@ -101,7 +127,10 @@ impl Backlog {
 
     async fn send_complete(&self, pool: &KvPool, push: &PushHandle) -> Result<(), String> {
         while let Some(piece) = self.next()? {
-            let room = push.reserve(part(piece)).await.map_err(|error| error.to_string())?;
+            let room = push
+                .reserve(self.shared.part(piece))
+                .await
+                .map_err(|error| error.to_string())?;
             self.send(pool, piece, room)?;
         }
         Ok(())
@@ -121,7 +150,7 @@ impl Backlog {
         if state.schedule.early() != Some(piece) {
             return Ok(());
         }
-        let blocks = of(piece, &state.blocks)?.to_vec();
+        let blocks = self.shared.blocks_of(piece, &state.blocks)?;
         state.schedule.take_early();
         let reading = lock(&self.shared.reading);
         drop(state);
@@ -158,8 +187,8 @@ impl StepTap for Tap {
         }
     }
 
-    fn layer_computed(&mut self, layer: u32, computed_tokens: u32) {
-        self.shared.lock().schedule.layer_computed(layer, computed_tokens);
+    fn layer_computed(&mut self, place: KvPlace, computed_tokens: u32) {
+        self.shared.lock().schedule.layer_computed(place, computed_tokens);
         while self.hand_over_next() {}
     }
 
@@ -193,7 +222,7 @@ impl Tap {
         let Some(piece) = self.shared.lock().schedule.fresh() else {
             return false;
         };
-        let room = match self.push.try_reserve(part(piece)) {
+        let room = match self.push.try_reserve(self.shared.part(piece)) {
             Ok(room) => room,
             Err(PushError::Full) => return false,
             Err(error @ (PushError::Closed | PushError::TooLarge { .. } | PushError::Invalid(_))) => {
@@ -207,8 +236,9 @@ impl Tap {
     }
 
     fn hand_over(&self, piece: Piece, mut room: Room<'_>) -> Result<(), String> {
+        let blocks = self.shared.blocks_of(piece, &self.blocks)?;
         self.pool
-            .gather_into(layers(piece), of(piece, &self.blocks)?, room.buffer())
+            .gather_into(layers(piece), &blocks, room.buffer())
             .map_err(|error| error.to_string())?;
         self.shared.lock().schedule.take_fresh();
         room.send().map_err(|error| error.to_string())
@@ -227,26 +257,6 @@ impl Tap {
 
 fn layers(piece: Piece) -> std::ops::Range<u32> {
     piece.first_layer..piece.first_layer + piece.layers
-}
-
-fn part(piece: Piece) -> Part {
-    Part {
-        first_layer: piece.first_layer,
-        layers: piece.layers,
-        first_block: piece.first_block,
-        blocks: piece.blocks,
-    }
-}
-
-/// The local blocks of a piece.
-fn of(piece: Piece, blocks: &[BlockId]) -> Result<&[BlockId], String> {
-    let (start, end) = (
-        piece.first_block as usize,
-        piece.first_block as usize + piece.blocks as usize,
-    );
-    blocks
-        .get(start..end)
-        .ok_or_else(|| format!("blocks {start}..{end} of a table of {}", blocks.len()))
 }
 
 #[cfg(test)]

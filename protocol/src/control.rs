@@ -11,6 +11,7 @@ use crate::context::RequestContext;
 use crate::ids::{Epoch, NodeId, RequestId, Role, Ticket};
 use crate::kv::{KvLayout, ModelIdentity};
 use crate::sampling::{PromptLogprob, SampledToken, SamplingParams, StopRules};
+use crate::window::HaveBlocks;
 
 /// What a node says on the membership stream.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
@@ -254,8 +255,8 @@ pub struct HandoffTarget {
     pub address: String,
     /// The reservation.
     pub ticket: Ticket,
-    /// Leading blocks the decode node already holds; they are not sent.
-    pub have_blocks: u32,
+    /// Leading blocks that are not sent: the decode node holds them already, or they lie before a window.
+    pub have_blocks: HaveBlocks,
 }
 
 /// Run the generation loops of the choices of one prompt. They share the prompt's blocks.
@@ -333,7 +334,7 @@ pub enum JobEvent {
         /// Name of the reservation.
         ticket: Ticket,
         /// Leading blocks of the prompt that need not be sent.
-        have_blocks: u32,
+        have_blocks: HaveBlocks,
     },
     /// Decode: there are not enough blocks now; the job is over. Another node, or later, may do.
     Busy {

@@ -5,7 +5,7 @@ use std::fmt;
 use bincode::{Decode, Encode};
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::window::Kept;
+use crate::window::{Groups, Kept};
 
 /// Element type of the KV cache, in memory and on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
@@ -57,6 +57,10 @@ impl KvDtype {
 
 /// Shape of the KV cache.
 ///
+/// A block holds the KV of the layers of one group ([`Groups`]): all layers of a model, or, where some have a window and
+/// others have none, so many of them that all groups are of one size. The last group of either kind may be short of layers; its
+/// blocks have room for them that nobody uses.
+///
 /// The canonical order of bytes is (layer, block, kv head). There lie, little-endian: the keys \[dim\]\[token\], the
 /// values \[token\]\[dim\], and where the type has scales those of the keys \[token\] and those of the values
 /// \[token\]. A latent cache has neither values nor their scales.
@@ -64,7 +68,7 @@ impl KvDtype {
 /// once, without a shuffle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub struct KvLayout {
-    /// Layers that own a cache.
+    /// Layers of a block.
     pub num_layers: u32,
     /// KV heads of a layer.
     pub num_kv_heads: u32,
@@ -76,9 +80,30 @@ pub struct KvLayout {
     pub dtype: KvDtype,
     /// Latent attention: a head's key is its value as well, and is there once.
     pub latent: bool,
-    /// Positions that a row sees in the layer that sees most, its own included: blocks before them are neither kept nor sent.
-    /// `None`: some layer sees all positions, and all blocks are kept.
-    pub window: Option<u32>,
+    /// The groups of layers, and which of them have a window: their blocks before it are neither kept nor sent.
+    pub groups: Groups,
+}
+
+/// Where the KV of a layer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvPlace {
+    /// Which of the groups it belongs to.
+    pub group: u32,
+    /// Which layer of the group's blocks it is.
+    pub layer: u32,
+    /// How many layers of these blocks are there when this one is: `layer + 1`, or all of the block if nothing follows.
+    pub complete: u32,
+}
+
+impl KvPlace {
+    /// The place of a layer of a model whose layers are all in one group.
+    pub const fn in_one_group(layer: u32) -> Self {
+        Self {
+            group: 0,
+            layer,
+            complete: layer + 1,
+        }
+    }
 }
 
 /// A block of any model that exists has far fewer bytes; more is nonsense that a file or a node says.
@@ -95,19 +120,24 @@ impl KvLayout {
         rows.saturating_mul(self.block_tokens as usize).saturating_mul(row)
     }
 
-    /// Bytes of one block in all layers; the largest number where they are more.
+    /// Bytes of one block in all its layers; the largest number where they are more.
     pub fn block_bytes(&self) -> usize {
         self.layer_block_bytes().saturating_mul(self.num_layers as usize)
     }
 
-    /// Blocks that hold `tokens` tokens.
+    /// Bytes of KV that a token takes in all groups; the largest number where they are more.
+    pub fn token_bytes(&self) -> usize {
+        self.block_bytes().saturating_mul(self.groups.count()) / (self.block_tokens as usize).max(1)
+    }
+
+    /// Blocks of a group that hold `tokens` tokens.
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_tokens as usize)
     }
 
     /// Which blocks of a sequence are kept.
     pub fn kept(&self) -> Kept {
-        Kept::new(self.window.map(|window| window as usize), self.block_tokens as usize)
+        Kept::new(self.groups, self.block_tokens as usize)
     }
 }
 
@@ -123,8 +153,10 @@ impl fmt::Display for KvLayout {
             self.block_tokens,
             self.dtype.as_str()
         )?;
-        self.window
-            .map_or(Ok(()), |window| write!(f, ", a window of {window} tokens"))
+        if self.groups == Groups::ONE {
+            return Ok(());
+        }
+        write!(f, ", {}", self.groups)
     }
 }
 

@@ -10,7 +10,7 @@
 //! * [`kv`]: the KV layout both ends of a handoff agree on, and the model identity.
 //! * [`prefix`]: the names of a prompt's blocks, by which nodes and coordinators know cached prefixes.
 //! * [`transfer`]: the KV plane (`baton-kv/1`): open, frame, commit and their answers.
-//! * [`window`]: which blocks of a sequence are kept where all layers see a limited number of positions.
+//! * [`window`]: which blocks of a sequence are kept where layers see a limited number of positions.
 //! * [`codec`]: length-prefixed, versioned, bounded encoding of every message above.
 
 pub mod blocks;
@@ -25,7 +25,7 @@ pub mod transfer;
 pub mod window;
 
 /// Version of every message in this crate. Peers with another version are refused at `Hello`.
-pub const PROTOCOL_VERSION: u16 = 7;
+pub const PROTOCOL_VERSION: u16 = 8;
 /// ALPN of the control plane.
 pub const ALPN_CONTROL: &[u8] = b"baton-ctl/1";
 /// ALPN of the KV plane.

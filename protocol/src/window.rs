@@ -1,26 +1,140 @@
-//! How much of a sequence's KV is kept when every layer of a model sees a limited number of positions.
+//! How much of a sequence's KV is kept when layers of a model see a limited number of positions.
 //!
-//! Where all layers have a window, a block whose positions lie before the window of the next row is never read again: whoever has
-//! it may let go of it, and a receiver of the sequence never needs it. Both ends of a handoff, the engine and the coordinator
-//! reckon with what is here, so that all of them mean the same blocks.
+//! Where a layer has a window, its KV of positions before the window of the next row is never read again: whoever has it may
+//! let go of it, and a receiver of the sequence never needs it. A block can only be let go of as a whole, so layers that see
+//! everything and layers that do not are in different blocks: the layers of a model form [`Groups`], and a sequence has a list
+//! of blocks for each group. All blocks of a pool are of one size, whatever group they serve (the idea is that of vLLM's hybrid
+//! KV cache manager), so that there is one number of free blocks, and a block that one group lets go of is room for all.
+//! Both ends of a handoff, the engine and the coordinator reckon with what is here, so that all of them mean the same blocks.
 
-/// Which blocks of a sequence are kept.
+use std::fmt;
+use std::ops::Range;
+
+use bincode::{Decode, Encode};
+
+/// Most groups of layers that a layout may have.
+pub const MAX_GROUPS: u32 = 64;
+
+/// The groups of a model's layers. Those whose layers see all positions come first, those with a window after them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub struct Groups {
+    full: u32,
+    sliding: u32,
+    /// Positions that a row sees in the layer with a window that sees most, its own included. 0 where no layer has one.
+    window: u32,
+}
+
+impl Groups {
+    /// All layers are in one group, and everything is kept.
+    pub const ONE: Self = Self {
+        full: 1,
+        sliding: 0,
+        window: 0,
+    };
+
+    /// All layers are in one group, and see so many positions at most.
+    pub const fn sliding(window: u32) -> Self {
+        Self {
+            full: 0,
+            sliding: 1,
+            window,
+        }
+    }
+
+    /// So many groups of layers that see everything, and so many of layers that see `window` positions at most.
+    pub const fn mixed(full: u32, sliding: u32, window: u32) -> Self {
+        Self { full, sliding, window }
+    }
+
+    /// One group, with this window if there is one.
+    pub fn of_window(window: Option<u32>) -> Self {
+        window.map_or(Self::ONE, Self::sliding)
+    }
+
+    /// As many groups, of which everything is kept.
+    pub const fn whole(self) -> Self {
+        Self {
+            full: self.full + self.sliding,
+            sliding: 0,
+            window: 0,
+        }
+    }
+
+    /// How many groups.
+    pub const fn count(self) -> usize {
+        self.full as usize + self.sliding as usize
+    }
+
+    /// Whether the layers of a group, by its number, have a window.
+    pub const fn slides(self, group: usize) -> bool {
+        group >= self.full as usize
+    }
+
+    /// The window of the groups that have one. `None`: everything is kept.
+    pub fn window(self) -> Option<u32> {
+        (self.sliding > 0).then_some(self.window)
+    }
+
+    /// The window of a group, by its number; `None`: its layers see everything.
+    pub fn window_of(self, group: usize) -> Option<u32> {
+        self.window().filter(|_| self.slides(group))
+    }
+
+    /// The number of the first block of a handoff ([`Moved`]) to somebody who has some.
+    pub fn first_number(self, have: HaveBlocks) -> u32 {
+        if self.slides(0) { have.sliding } else { have.full }
+    }
+
+    /// What is wrong with groups that somebody else names.
+    pub fn check(self) -> Result<(), String> {
+        let count = u64::from(self.full) + u64::from(self.sliding);
+        if count == 0 || count > u64::from(MAX_GROUPS) {
+            return Err(format!("groups: are {count}, must be 1 to {MAX_GROUPS}"));
+        }
+        if (self.sliding > 0) != (self.window > 0) {
+            return Err(format!(
+                "window: is {} with {} groups that have one",
+                self.window, self.sliding
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Groups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self {
+                sliding: 0, full: 1, ..
+            } => write!(f, "no window"),
+            Self { sliding: 0, full, .. } => write!(f, "{full} groups of layers, no window"),
+            Self { full: 0, window, .. } => write!(f, "a window of {window} tokens"),
+            Self { full, sliding, window } => write!(
+                f,
+                "a window of {window} tokens in {sliding} of {} groups of layers",
+                u64::from(full) + u64::from(sliding)
+            ),
+        }
+    }
+}
+
+/// Which blocks of a sequence are kept for one group of layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct GroupKept {
     /// Positions that are kept behind a row, its own included; `None`: all.
     window: Option<usize>,
     block_tokens: usize,
 }
 
-impl Kept {
+impl GroupKept {
     /// Everything is kept.
     pub const ALL: Self = Self {
         window: None,
         block_tokens: 1,
     };
 
-    /// For a model whose rows see their last `window` positions, their own included, in blocks of `block_tokens` tokens (at
-    /// least 1). `None`: rows see everything, in some layer at least.
+    /// For layers whose rows see their last `window` positions, their own included, in blocks of `block_tokens` tokens (at
+    /// least 1). `None`: rows see everything.
     ///
     /// One full block at least is kept, whatever the window: new blocks are named after the one before them.
     pub fn new(window: Option<usize>, block_tokens: usize) -> Self {
@@ -45,7 +159,7 @@ impl Kept {
         start / self.block_tokens
     }
 
-    /// As [`Kept::first_block`], with so many full blocks computed.
+    /// As [`GroupKept::first_block`], with so many full blocks computed.
     pub fn first_of_blocks(&self, blocks: usize) -> usize {
         self.first_block(blocks.saturating_mul(self.block_tokens))
     }
@@ -53,17 +167,6 @@ impl Kept {
     /// Blocks that hold `tokens` tokens, kept or not.
     pub fn all_blocks(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_tokens)
-    }
-
-    /// Most blocks that `sequences` sequences of up to `tokens` tokens have at once that begin with the same `shared` blocks, if
-    /// up to `rows` rows of each are computed in a step. Never more than if they kept all.
-    pub fn most_blocks_of(&self, sequences: usize, shared: usize, tokens: usize, rows: usize) -> usize {
-        let together = |each: usize, common: usize| {
-            let own = each - common.min(each);
-            each.saturating_add(own.saturating_mul(sequences.saturating_sub(1)))
-        };
-        let kept = together(self.most_blocks(tokens, rows), self.common_blocks(shared, tokens));
-        kept.min(together(self.all_blocks(tokens), shared))
     }
 
     /// Most blocks that a sequence of up to `tokens` tokens has at once, if up to `rows` rows are computed in a step. Never
@@ -83,13 +186,224 @@ impl Kept {
     }
 }
 
+/// Which blocks of a sequence are kept, in all groups together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    groups: Groups,
+    full: GroupKept,
+    sliding: GroupKept,
+}
+
+impl Kept {
+    /// Everything is kept, in one group.
+    pub const ALL: Self = Self {
+        groups: Groups::ONE,
+        full: GroupKept::ALL,
+        sliding: GroupKept::ALL,
+    };
+
+    /// In blocks of `block_tokens` tokens (at least 1).
+    pub fn new(groups: Groups, block_tokens: usize) -> Self {
+        Self {
+            groups,
+            full: GroupKept::new(None, block_tokens),
+            sliding: GroupKept::new(groups.window().map(|window| window as usize), block_tokens),
+        }
+    }
+
+    /// How many groups.
+    pub fn count(&self) -> usize {
+        self.groups.count()
+    }
+
+    /// One group, by its number.
+    pub fn group(&self, group: usize) -> GroupKept {
+        if self.groups.slides(group) {
+            self.sliding
+        } else {
+            self.full
+        }
+    }
+
+    /// All groups.
+    pub fn groups(&self) -> impl Iterator<Item = GroupKept> + use<> {
+        let kept = *self;
+        (0..kept.count()).map(move |group| kept.group(group))
+    }
+
+    /// Whether blocks are ever let go of.
+    pub fn slides(&self) -> bool {
+        self.groups.window().is_some()
+    }
+
+    fn sum(&self, of: impl Fn(&GroupKept) -> usize) -> usize {
+        let (full, sliding) = (self.groups.full as usize, self.groups.sliding as usize);
+        let of_full = if full > 0 {
+            of(&self.full).saturating_mul(full)
+        } else {
+            0
+        };
+        let of_sliding = if sliding > 0 {
+            of(&self.sliding).saturating_mul(sliding)
+        } else {
+            0
+        };
+        of_full.saturating_add(of_sliding)
+    }
+
+    /// Blocks that hold `tokens` tokens, kept or not.
+    pub fn all_blocks(&self, tokens: usize) -> usize {
+        self.sum(|kept| kept.all_blocks(tokens))
+    }
+
+    /// Blocks of so many blocks' worth of tokens, kept or not.
+    pub fn in_all_groups(&self, blocks: usize) -> usize {
+        blocks.saturating_mul(self.count())
+    }
+
+    /// Most blocks that `sequences` sequences of up to `tokens` tokens have at once whose first `shared` blocks' worth of tokens are the same,
+    /// if up to `rows` rows of each are computed in a step. Never more than if they kept all.
+    pub fn most_blocks_of(&self, sequences: usize, shared: usize, tokens: usize, rows: usize) -> usize {
+        let together = |each: usize, common: usize| {
+            let own = each - common.min(each);
+            each.saturating_add(own.saturating_mul(sequences.saturating_sub(1)))
+        };
+        self.sum(|group| {
+            let kept = together(group.most_blocks(tokens, rows), group.common_blocks(shared, tokens));
+            kept.min(together(group.all_blocks(tokens), shared))
+        })
+    }
+
+    /// Most blocks that a sequence of up to `tokens` tokens has at once, if up to `rows` rows are computed in a step. Never
+    /// less for more tokens.
+    pub fn most_blocks(&self, tokens: usize, rows: usize) -> usize {
+        self.sum(|kept| kept.most_blocks(tokens, rows))
+    }
+
+    /// Blocks in common of sequences whose first `shared` blocks' worth of tokens are the same and of which `tokens` tokens or fewer are there:
+    /// those that the longest of them still has.
+    pub fn common_blocks(&self, shared: usize, tokens: usize) -> usize {
+        self.sum(|kept| kept.common_blocks(shared, tokens))
+    }
+
+    /// Blocks of a prompt of `tokens` tokens that a receiver lacks which has the first `cached` blocks' worth, up to the row of position
+    /// `computed`.
+    pub fn missing_blocks(&self, tokens: usize, cached: usize, computed: usize) -> usize {
+        self.sum(|kept| {
+            let first = cached.max(kept.first_block(computed));
+            kept.all_blocks(tokens).saturating_sub(first)
+        })
+    }
+}
+
+/// The blocks of a prompt that a handoff moves: in each group those from the first that the receiver lacks to the prompt's last.
+///
+/// In frames they are numbered one group after another, from [`HaveBlocks::full`] on, or [`HaveBlocks::sliding`] where every group slides.
+/// Thus in a model of one group a block's number is its place in the sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    groups: Groups,
+    have: HaveBlocks,
+    blocks: u32,
+}
+
+/// Leading blocks of a prompt that the receiver needs not be sent: it has them already, or nobody will see them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
+pub struct HaveBlocks {
+    /// In groups whose layers see everything.
+    pub full: u32,
+    /// In groups whose layers have a window.
+    pub sliding: u32,
+}
+
+impl HaveBlocks {
+    /// None.
+    pub const NONE: Self = Self { full: 0, sliding: 0 };
+
+    /// So many in every group.
+    pub const fn all(blocks: u32) -> Self {
+        Self {
+            full: blocks,
+            sliding: blocks,
+        }
+    }
+}
+
+impl fmt::Display for HaveBlocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.full == self.sliding {
+            write!(f, "{}", self.full)
+        } else {
+            write!(f, "{} (in layers with a window {})", self.full, self.sliding)
+        }
+    }
+}
+
+impl Moved {
+    /// Of a prompt that fills `blocks` blocks of each group. `None` if the receiver says that it has more, or if they cannot be counted.
+    pub fn new(groups: Groups, have: HaveBlocks, blocks: u32) -> Option<Self> {
+        let moved = Self { groups, have, blocks };
+        let mut end = moved.first();
+        for group in 0..groups.count() {
+            end = end.checked_add(blocks.checked_sub(moved.have(group))?)?;
+        }
+        Some(moved)
+    }
+
+    fn have(&self, group: usize) -> u32 {
+        if self.groups.slides(group) {
+            self.have.sliding
+        } else {
+            self.have.full
+        }
+    }
+
+    /// The groups of layers.
+    pub fn groups(&self) -> Groups {
+        self.groups
+    }
+
+    /// The number of the first one.
+    pub fn first(&self) -> u32 {
+        self.groups.first_number(self.have)
+    }
+
+    /// How many they are.
+    pub fn len(&self) -> u32 {
+        (0..self.groups.count())
+            .map(|group| self.blocks - self.have(group))
+            .sum()
+    }
+
+    /// Whether nothing is moved.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Which places of a group's list of blocks are moved.
+    pub fn places(&self, group: usize) -> Range<u32> {
+        self.have(group)..self.blocks
+    }
+
+    /// The number of a block that is moved, by its group and its place in the group's list.
+    pub fn number(&self, group: usize, place: u32) -> u32 {
+        let before: u32 = (0..group).map(|group| self.blocks - self.have(group)).sum();
+        self.first() + before + (place - self.have(group))
+    }
+
+    /// All of them in the order of their numbers: group, and place in its list.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, u32)> + use<> {
+        let moved = *self;
+        (0..moved.groups.count()).flat_map(move |group| moved.places(group).map(move |place| (group, place)))
+    }
+}
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn without_a_window_everything_is_kept() {
-        let kept = Kept::new(None, 4);
+        let kept = GroupKept::new(None, 4);
         assert!(!kept.slides());
         assert_eq!((kept.first_block(1_000), kept.most_blocks(1_001, 7)), (0, 251));
         assert_eq!(kept.common_blocks(5, 1_000), 5);
@@ -97,7 +411,7 @@ mod tests {
 
     #[test]
     fn a_block_goes_when_its_last_position_leaves_the_window() {
-        let kept = Kept::new(Some(8), 4);
+        let kept = GroupKept::new(Some(8), 4);
         // The row of position 10 sees 3..=10, that of position 11 sees 4..=11.
         assert_eq!((kept.first_block(10), kept.first_block(11)), (0, 1));
         assert_eq!((kept.first_block(14), kept.first_block(15)), (1, 2));
@@ -113,7 +427,7 @@ mod tests {
 
     #[test]
     fn small_windows_keep_the_last_full_block() {
-        let kept = Kept::new(Some(1), 4);
+        let kept = GroupKept::new(Some(1), 4);
         for computed in 0..40 {
             assert_eq!(
                 kept.first_block(computed),
@@ -126,7 +440,7 @@ mod tests {
     #[test]
     fn no_sequence_has_more_than_the_most() {
         for (window, block) in [(1, 1_usize), (1, 4), (5, 4), (8, 4), (9, 4), (16, 16), (33, 16), (7, 3)] {
-            let kept = Kept::new(Some(window), block);
+            let kept = GroupKept::new(Some(window), block);
             for rows in [1_usize, 2, 5, 16, 30] {
                 let mut most = 0;
                 for computed in 0..200 {
@@ -141,6 +455,60 @@ mod tests {
                     "{window} {block} {rows}: no more than needed"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn groups_count_together_and_each_by_its_own_window() {
+        let kept = Kept::new(Groups::mixed(1, 5, 8), 4);
+        let (full, sliding) = (GroupKept::new(None, 4), GroupKept::new(Some(8), 4));
+        assert_eq!((kept.count(), kept.slides()), (6, true));
+        assert_eq!((kept.group(0), kept.group(1), kept.group(5)), (full, sliding, sliding));
+        assert_eq!(kept.groups().filter(GroupKept::slides).count(), 5);
+        assert_eq!(kept.all_blocks(41), 6 * 11);
+        assert_eq!(kept.most_blocks(400, 1), 100 + 5 * sliding.most_blocks(400, 1));
+        assert_eq!(kept.common_blocks(3, 12), 3 + 5 * 2);
+        // Two sequences that share everything but their last block.
+        assert_eq!(kept.most_blocks_of(2, 9, 40, 1), 11 + 5 * (3 + 3));
+        assert_eq!(kept.missing_blocks(41, 2, 40), 9 + 5 * (11 - 8));
+    }
+
+    #[test]
+    fn moved_blocks_have_numbers_without_gaps() {
+        let groups = Groups::mixed(2, 1, 8);
+        let have = HaveBlocks { full: 3, sliding: 7 };
+        let moved = Moved::new(groups, have, 9).expect("no more than there are");
+        assert_eq!((moved.first(), moved.len()), (3, 6 + 6 + 2));
+        let listed: Vec<_> = moved.iter().collect();
+        assert_eq!((listed[0], listed[6], listed[12]), ((0, 3), (1, 3), (2, 7)));
+        for (number, (group, place)) in (3..).zip(&listed) {
+            assert_eq!(moved.number(*group, *place), number);
+            assert!(moved.places(*group).contains(place));
+        }
+        // One group: the number is the place.
+        for groups in [Groups::ONE, Groups::sliding(8)] {
+            let moved = Moved::new(groups, HaveBlocks::all(7), 9).expect("no more than there are");
+            assert_eq!((moved.first(), moved.len(), moved.number(0, 8)), (7, 2, 8));
+        }
+        for have in [HaveBlocks { full: 10, sliding: 0 }, HaveBlocks { full: 0, sliding: 10 }] {
+            assert_eq!(Moved::new(groups, have, 9), None);
+        }
+        let many = Groups::mixed(60, 4, 8);
+        assert_eq!(Moved::new(many, HaveBlocks::NONE, u32::MAX), None);
+    }
+
+    #[test]
+    fn nonsense_of_others_is_named() {
+        let wrong = [
+            Groups::mixed(0, 0, 0),
+            Groups::mixed(60, 5, 8),
+            Groups::mixed(u32::MAX, u32::MAX, 8),
+            Groups::sliding(0),
+            Groups::mixed(1, 0, 8),
+        ];
+        assert!(wrong.iter().all(|groups| groups.check().is_err()), "{wrong:?}");
+        for groups in [Groups::ONE, Groups::sliding(1), Groups::mixed(1, 5, 512)] {
+            assert_eq!(groups.check(), Ok(()));
         }
     }
 }

@@ -4,9 +4,10 @@
 //! position before it as that lies in the blocks. So a block that is lost, stale, swapped or foreign changes every later
 //! token: the text shows it.
 
-use engine::plan::{BlockCopy, BlockId, PlannedSequence, SampleSpec, StepOutput, StepPlan, Wanted};
-use protocol::kv::{AdapterIdentity, KvDtype, KvLayout, ModelIdentity};
+use engine::plan::{BlockCopy, BlockId, GroupBlocks, PlannedSequence, SampleSpec, StepOutput, StepPlan, Wanted};
+use protocol::kv::{AdapterIdentity, KvDtype, KvLayout, KvPlace, ModelIdentity};
 use protocol::sampling::{PromptLogprob, SampledToken, SamplingParams};
+use protocol::window::Groups;
 
 use crate::random::{Random, mix};
 
@@ -16,7 +17,7 @@ pub const VOCAB: u32 = 16;
 pub const EOS: u32 = VOCAB - 1;
 /// Tokens of a KV block.
 pub const BLOCK_TOKENS: usize = 4;
-/// Layers of the model.
+/// Layers of a block; the model has as many for each group.
 const LAYERS: u32 = 2;
 /// One in so many tokens is the end-of-sequence token.
 const EOS_RATE: u64 = 40;
@@ -36,15 +37,13 @@ pub const LAYOUT: KvLayout = KvLayout {
     block_tokens: BLOCK_TOKENS as u32,
     dtype: KvDtype::F32,
     latent: false,
-    window: None,
+    groups: Groups::ONE,
 };
 
-/// The same of a model whose rows see so many positions, at least 2: a position's KV is computed from the one before it.
-pub fn layout(window: Option<usize>) -> KvLayout {
-    KvLayout {
-        window: window.map(|window| window as u32),
-        ..LAYOUT
-    }
+/// The same of a model with such groups of layers. Windows have at least 2 positions: a position's KV is computed from the
+/// one before it.
+pub fn layout(groups: Groups) -> KvLayout {
+    KvLayout { groups, ..LAYOUT }
 }
 
 /// What a node says that it serves.
@@ -74,19 +73,19 @@ pub fn adapter(name: Option<&str>) -> Option<(Option<u32>, u64)> {
 /// The KV pool of a node: layer after layer, block after block, position after position.
 #[derive(Clone, Debug)]
 pub struct Pool {
-    /// Positions that a row of the model sees.
-    window: Option<usize>,
+    /// What rows of the model see.
+    groups: Groups,
     blocks: usize,
     bytes: Vec<u8>,
 }
 
 impl Pool {
     /// A pool whose bytes mean nothing.
-    pub fn new(blocks: usize, window: Option<usize>) -> Self {
+    pub fn new(blocks: usize, groups: Groups) -> Self {
         let layer_block = LAYOUT.layer_block_bytes();
         debug_assert_eq!(layer_block, SLOT * BLOCK_TOKENS, "a block is its positions");
         Self {
-            window,
+            groups,
             blocks,
             bytes: vec![0xa5; blocks * layer_block * LAYERS as usize],
         }
@@ -127,21 +126,39 @@ impl Pool {
         }
     }
 
-    fn slot(&self, layer: u32, blocks: &[BlockId], position: usize) -> usize {
-        self.at(layer, blocks[position / BLOCK_TOKENS]) + position % BLOCK_TOKENS * SLOT
+    fn slot(&self, place: KvPlace, table: &[BlockId], position: usize) -> usize {
+        let blocks = GroupBlocks::new(table, self.groups.count(), place.group as usize);
+        let block = blocks.get(position / BLOCK_TOKENS).unwrap_or(BlockId::NONE);
+        self.at(place.layer, block) + position % BLOCK_TOKENS * SLOT
     }
 
-    fn read(&self, layer: u32, blocks: &[BlockId], position: usize) -> (u64, u64) {
-        let at = self.slot(layer, blocks, position);
+    /// Where the KV of the model's layers is, in their order.
+    fn places(&self) -> impl Iterator<Item = KvPlace> + use<> {
+        let groups = 0..self.groups.count() as u32;
+        groups.flat_map(|group| {
+            (0..LAYERS).map(move |layer| KvPlace {
+                group,
+                layer,
+                complete: layer + 1,
+            })
+        })
+    }
+
+    fn read(&self, place: KvPlace, table: &[BlockId], position: usize) -> (u64, u64) {
+        let at = self.slot(place, table, position);
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| self.bytes[at + i]));
         (word(at), word(at + 8))
     }
 
-    /// Turns over a bit of what the blocks hold of a position.
-    pub fn rot(&mut self, blocks: &[BlockId], position: usize, random: &mut Random) {
-        if position / BLOCK_TOKENS < blocks.len() {
+    /// Turns over a bit of what the blocks of a group hold of a position.
+    pub fn rot(&mut self, table: &[BlockId], (group, position): (usize, usize), random: &mut Random) {
+        if position / BLOCK_TOKENS < table.len() / self.groups.count() {
             let layer = random.below(u64::from(LAYERS)) as u32;
-            let at = self.slot(layer, blocks, position) + random.below(SLOT as u64) as usize;
+            let place = KvPlace {
+                group: group as u32,
+                ..KvPlace::in_one_group(layer)
+            };
+            let at = self.slot(place, table, position) + random.below(SLOT as u64) as usize;
             self.bytes[at] ^= 1 << random.below(8);
         }
     }
@@ -157,14 +174,15 @@ impl Pool {
     }
 
     /// Writes the KV of one row, which depends on the one before it.
-    fn put(&mut self, layer: u32, blocks: &[BlockId], position: usize, token: u32, adapter: Option<u32>) {
+    fn put(&mut self, place: KvPlace, table: &[BlockId], position: usize, token: u32, adapter: Option<u32>) {
+        let layer = place.group * LAYERS + place.layer;
         let before = match position.checked_sub(1) {
-            Some(before) => self.read(layer, blocks, before).0,
+            Some(before) => self.read(place, table, before).0,
             None => adapter.map_or(1, |number| u64::from(number) + 2),
         };
         let key = mix(before ^ u64::from(token) << 8 ^ u64::from(layer) << 40 ^ 0x6b);
         let value = mix(key ^ position as u64);
-        let at = self.slot(layer, blocks, position);
+        let at = self.slot(place, table, position);
         self.bytes[at..at + 8].copy_from_slice(&key.to_le_bytes());
         self.bytes[at + 8..at + SLOT].copy_from_slice(&value.to_le_bytes());
     }
@@ -178,18 +196,23 @@ struct Digest {
 }
 
 impl Digest {
+    fn add(&mut self, pool: &Pool, blocks: &[BlockId], place: KvPlace, position: usize) {
+        let (key, value) = pool.read(place, blocks, position);
+        self.hash = mix(self.hash ^ key ^ value.rotate_left(17));
+    }
+
     /// Goes on to `end` positions.
     fn extend(&mut self, pool: &Pool, blocks: &[BlockId], end: usize) {
-        if let Some(window) = pool.window {
-            *self = Self {
-                hash: 0,
-                positions: end.saturating_sub(window),
-            };
-        }
-        for position in self.positions..end {
-            for layer in 0..LAYERS {
-                let (key, value) = pool.read(layer, blocks, position);
-                self.hash = mix(self.hash ^ key ^ value.rotate_left(17));
+        if pool.groups.window().is_none() {
+            for position in self.positions..end {
+                pool.places().for_each(|place| self.add(pool, blocks, place, position));
+            }
+        } else {
+            self.hash = 0;
+            for place in pool.places() {
+                let window = pool.groups.window_of(place.group as usize);
+                let first = window.map_or(0, |window| end.saturating_sub(window as usize));
+                (first..end).for_each(|position| self.add(pool, blocks, place, position));
             }
         }
         self.positions = end;
@@ -197,20 +220,25 @@ impl Digest {
 }
 
 /// Computes a plan: layer after layer of all rows, with `layer_computed` told of each, then the samples.
-pub fn execute(plan: &StepPlan, pool: &mut Pool, mut layer_computed: impl FnMut(u32, &Pool), output: &mut StepOutput) {
+pub fn execute(
+    plan: &StepPlan,
+    pool: &mut Pool,
+    mut layer_computed: impl FnMut(KvPlace, &Pool),
+    output: &mut StepOutput,
+) {
     output.clear();
     for copy in &plan.copies {
         pool.copy(copy);
     }
-    for layer in 0..LAYERS {
+    for place in pool.places() {
         for planned in &plan.sequences {
             let blocks = &plan.block_ids[planned.blocks.range()];
             for (row, token) in plan.token_ids[planned.rows.range()].iter().enumerate() {
                 let position = planned.start_position as usize + row;
-                pool.put(layer, blocks, position, *token, planned.adapter);
+                pool.put(place, blocks, position, *token, planned.adapter);
             }
         }
-        layer_computed(layer, pool);
+        layer_computed(place, pool);
     }
     for planned in &plan.sequences {
         answer(plan, planned, pool, output);

@@ -9,6 +9,7 @@ use engine::limits::EngineLimits;
 use engine::plan::{SequenceId, StepOutput};
 use engine::sequence::{OnFinish, SequenceSpec};
 use protocol::sampling::{PromptLogprob, SampledToken, SamplingParams};
+use protocol::window::Groups;
 
 use crate::model::{self, BLOCK_TOKENS, Pool};
 
@@ -32,10 +33,11 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// An engine for sequences of up to `max_seq_len` tokens, of a model with such a window. An error says what is wrong with the limits.
-    pub fn new(max_seq_len: usize, window: Option<usize>) -> anyhow::Result<Self> {
+    /// An engine for sequences of up to `max_seq_len` tokens, of a model with such groups of layers. An error says what is wrong with the limits.
+    pub fn new(max_seq_len: usize, groups: Groups) -> anyhow::Result<Self> {
+        let blocks = BLOCKS * groups.count();
         let limits = EngineLimits {
-            total_blocks: BLOCKS,
+            total_blocks: blocks,
             block_tokens: BLOCK_TOKENS,
             max_num_seqs: 16,
             max_batch_tokens: 1024,
@@ -45,11 +47,11 @@ impl Reference {
             max_seq_len,
             prefix_cache: false,
             // It keeps everything.
-            window: None,
+            groups: groups.whole(),
         };
         Ok(Self {
             engine: Engine::new(limits)?,
-            pool: Pool::new(BLOCKS, window),
+            pool: Pool::new(blocks, groups),
             output: StepOutput::default(),
         })
     }

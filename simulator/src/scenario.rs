@@ -8,6 +8,7 @@ use coordinator::core::nodes::TextIdentity;
 use coordinator::driver::settings;
 use engine::limits::EngineLimits;
 use protocol::ids::Role;
+use protocol::window::Groups;
 
 use crate::model::{ADAPTER, BLOCK_TOKENS, VOCAB, identity};
 use crate::random::Random;
@@ -122,8 +123,8 @@ pub struct Scenario {
     pub all_both: bool,
     /// Nodes keep computed blocks.
     pub prefix_cache: bool,
-    /// Positions that a row of the model sees; nodes let go of the blocks before them.
-    pub window: Option<usize>,
+    /// The groups of the model's layers; nodes let go of the blocks before their windows.
+    pub groups: Groups,
     /// How far engines look ahead, in tokens: little leads to preemptions.
     pub horizon_tokens: usize,
     /// Longest time after which a client that leaves has left, in microseconds.
@@ -243,7 +244,7 @@ impl Scenario {
             horizon_tokens: *random.pick(&[1, 3, 256]),
             leaves_within_us: 600_000,
             client_buffer: random.within(12..64) as usize,
-            window: random.chance(350).then(|| random.within(2..40) as usize),
+            groups: groups(random),
         }
     }
 
@@ -280,20 +281,20 @@ impl Scenario {
     /// Limits of a node's engine.
     pub fn engine(&self, index: usize) -> EngineLimits {
         EngineLimits {
-            total_blocks: self.blocks[index],
+            total_blocks: self.blocks[index] * self.groups.count(),
             block_tokens: BLOCK_TOKENS,
             max_num_seqs: self.max_num_seqs,
             max_batch_tokens: self.chunk_tokens.max(self.max_num_seqs),
             prefill_chunk_tokens: self.chunk_tokens,
             mixed_prefill_tokens: self.chunk_tokens.div_ceil(2),
             mixed_prefill_time: Duration::ZERO,
-            max_seq_len: match self.window {
-                // A window and a chunk fit into any pool.
-                Some(_) => MAX_SEQ_LEN,
-                None => MAX_SEQ_LEN.min(self.blocks[index] * BLOCK_TOKENS),
+            // Where all layers have one, a window and a chunk fit into any pool.
+            max_seq_len: match self.groups.slides(0) {
+                true => MAX_SEQ_LEN,
+                false => MAX_SEQ_LEN.min(self.blocks[index] * BLOCK_TOKENS),
             },
             prefix_cache: self.prefix_cache,
-            window: self.window,
+            groups: self.groups,
         }
     }
 
@@ -319,5 +320,17 @@ impl Scenario {
             adapters: vec![ADAPTER.to_owned()],
         };
         settings::cluster(&config, text)
+    }
+}
+
+/// Most models see everything, some have a window, in all layers or in some.
+fn groups(random: &mut Random) -> Groups {
+    if !random.chance(350) {
+        return Groups::ONE;
+    }
+    let window = random.within(2..40) as u32;
+    match random.below(3) {
+        0 => Groups::sliding(window),
+        full => Groups::mixed(full as u32, random.within(1..4) as u32, window),
     }
 }

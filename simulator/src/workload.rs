@@ -51,7 +51,7 @@ pub struct Call {
 /// The calls of a scenario.
 pub fn calls(seed: u64, scenario: &Scenario) -> anyhow::Result<Vec<Call>> {
     let mut random = Random::new(seed, "workload");
-    let mut reference = Reference::new(MAX_SEQ_LEN, scenario.window)?;
+    let mut reference = Reference::new(MAX_SEQ_LEN, scenario.groups)?;
     let beginnings: Vec<Vec<u32>> = (0..3).map(|_| tokens(&mut random, 6..24)).collect();
     let mut said: Vec<Vec<u32>> = Vec::new();
     let mut calls = Vec::new();

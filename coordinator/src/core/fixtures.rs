@@ -8,6 +8,7 @@ use protocol::control::Hello;
 use protocol::ids::{NodeId, RequestId, Role};
 use protocol::kv::{KvDtype, KvLayout, ModelIdentity};
 use protocol::sampling::{SampledToken, SamplingParams, StopRules};
+use protocol::window::Groups;
 
 use super::admission::AdmissionLimits;
 use super::cluster::ClusterSettings;
@@ -180,7 +181,7 @@ pub(crate) fn hello(role: Role, node: &str, boot: u64, total_blocks: u32) -> Hel
             block_tokens: BLOCK_TOKENS,
             dtype: KvDtype::F32,
             latent: false,
-            window: None,
+            groups: Groups::ONE,
         },
         total_blocks,
         max_num_seqs: 16,

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use protocol::control::CacheChange;
-use protocol::window::Kept;
+use protocol::window::GroupKept;
 
 use super::nodes::LinkId;
 
@@ -119,9 +119,9 @@ impl PrefixIndex {
         self.version
     }
 
-    /// For each node, how many of the blocks named `hashes` it has, from the first on; where blocks leave a window, it need
+    /// For each node, how many of the blocks named `hashes` it has, which are those of the first group of layers, from the first on; where blocks leave a window, it need
     /// not have those that a row behind them does not see.
-    pub fn matches(&self, hashes: &[u64], kept: Kept) -> Matches {
+    pub fn matches(&self, hashes: &[u64], kept: GroupKept) -> Matches {
         let mut matches = BTreeMap::new();
         for (number, group) in self.groups.iter().enumerate() {
             let depths = if kept.slides() {
@@ -238,7 +238,7 @@ mod tests {
 
     use super::*;
 
-    const ALL: Kept = Kept::ALL;
+    const ALL: GroupKept = GroupKept::ALL;
 
     fn change(sequence: u64, reset: bool, added: &[u64], removed: &[u64]) -> CacheChange {
         CacheChange {
@@ -318,7 +318,7 @@ mod tests {
     #[test]
     fn a_node_needs_the_blocks_of_a_window_only() {
         // Blocks of 4 tokens: behind the third block all but the first are seen, behind the fourth the last two.
-        let kept = Kept::new(Some(8), 4);
+        let kept = GroupKept::new(Some(8), 4);
         let mut index = PrefixIndex::default();
         for (link, names) in [(1, &[3, 4][..]), (2, &[1, 2, 4]), (3, &[4, 5]), (4, &[1, 2, 3, 4, 5])] {
             index.join(LinkId(link), 8);

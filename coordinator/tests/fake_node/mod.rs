@@ -26,6 +26,7 @@ use protocol::control::{
 use protocol::ids::{NodeId, RequestId, Role, Ticket};
 use protocol::kv::{KvDtype, KvLayout, ModelIdentity};
 use protocol::sampling::{SampledToken, SamplingParams, StopRules};
+use protocol::window::{Groups, HaveBlocks};
 use runtime::authority::CertificateAuthority;
 use runtime::clock::Clock;
 use runtime::framing::{FramingError, MessageReader, MessageWriter};
@@ -308,7 +309,7 @@ impl JobSide {
     pub async fn grant(&mut self) {
         self.say(JobEvent::Granted {
             ticket: Ticket(5),
-            have_blocks: 0,
+            have_blocks: HaveBlocks::NONE,
         })
         .await;
     }
@@ -377,7 +378,7 @@ pub fn hello(role: Role, node: &str, boot: u64) -> Hello {
             block_tokens: 4,
             dtype: KvDtype::F32,
             latent: false,
-            window: None,
+            groups: Groups::ONE,
         },
         total_blocks: 100,
         max_num_seqs: 16,

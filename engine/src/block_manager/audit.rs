@@ -1,6 +1,10 @@
 //! The audit of the books.
 
 use super::{BlockManager, BlockTable};
+use crate::plan::BlockId;
+
+/// A group, and a place in its list.
+type Place = (usize, usize);
 
 impl BlockManager {
     /// Compares the books with the tables that exist. `elsewhere` is the number of references that tables outside of
@@ -34,34 +38,53 @@ impl BlockManager {
         }
     }
 
-    /// The indexed blocks of a table are its first ones. A forked one may not know yet that another has indexed its block.
-    /// Who shares a block has it in the same place.
-    fn audit_table(&self, table: &BlockTable, places: &mut [Option<usize>], problems: &mut Vec<String>) {
-        let gone = table.blocks.iter().take_while(|block| !block.is_some()).count();
-        if gone != table.gone || table.present().iter().any(|block| !block.is_some()) {
+    /// Every group's blocks of a table, by the books of that group.
+    fn audit_table(&self, table: &BlockTable, places: &mut [Option<Place>], problems: &mut Vec<String>) {
+        if !table.groups.is_empty() && table.groups.len() != self.kept.count()
+            || !table.blocks.len().is_multiple_of(self.kept.count())
+        {
             problems.push(format!(
-                "{gone} first blocks of a table are gone, it says {}; or others are",
-                table.gone
+                "a table of {} blocks in {} groups, there are {}",
+                table.blocks.len(),
+                table.groups.len(),
+                self.kept.count()
             ));
             return;
         }
-        for (place, block) in table.blocks.iter().enumerate().skip(gone) {
-            let elsewhere = places[block.0 as usize].replace(place);
-            if elsewhere.is_some_and(|elsewhere| elsewhere != place) {
+        for group in 0..table.groups.len() {
+            self.audit_group(table, group, places, problems);
+        }
+    }
+
+    /// The indexed blocks of a table are its first ones. A forked one may not know yet that another has indexed its block.
+    /// Who shares a block has it in the same place.
+    fn audit_group(&self, table: &BlockTable, group: usize, places: &mut [Option<Place>], problems: &mut Vec<String>) {
+        let (of, all) = (&table.groups[group], 0..table.places());
+        let gone = of.gone.min(all.end);
+        let is_wrong = |(place, block): (usize, BlockId)| block.is_some() != (place >= gone);
+        if table.of_group(group, all.clone()).enumerate().any(is_wrong) {
+            problems.push(format!(
+                "the first {gone} blocks of a table's group {group} are said to be gone, and others are"
+            ));
+            return;
+        }
+        for (place, block) in (gone..).zip(table.of_group(group, gone..all.end)) {
+            let elsewhere = places[block.0 as usize].replace((group, place));
+            if elsewhere.is_some_and(|elsewhere| elsewhere != (group, place)) {
                 problems.push(format!(
-                    "block {} is number {place} of a table, and another number of another one",
+                    "block {} is number {place} of group {group} of a table, and another one of another",
                     block.0
                 ));
             }
-            let indexed = self.cache.as_ref().is_some_and(|cache| cache.is_indexed(*block));
+            let indexed = self.cache.as_ref().is_some_and(|cache| cache.is_indexed(block));
             let references = self.ref_counts[block.0 as usize];
             // Who shared it and indexed it may have let go of it.
             let others = references > 1 || self.kept.slides();
-            if indexed != (place < table.indexed) && !(indexed && others) {
+            if indexed != (place < of.indexed) && !(indexed && others) {
                 problems.push(format!(
                     "block {} is number {place} of a table with {} indexed blocks; indexed is {indexed}, with \
                      {references} references",
-                    block.0, table.indexed
+                    block.0, of.indexed
                 ));
             }
         }

@@ -1,9 +1,11 @@
 //! Blocks go out and come back.
 
+use protocol::window::Groups;
+
 use super::*;
 
 fn manager(total: usize) -> BlockManager {
-    BlockManager::new(total, 2, Kept::new(None, 2), false)
+    BlockManager::new(total, 2, Kept::new(Groups::ONE, 2), false)
 }
 
 fn audit(manager: &BlockManager, tables: &[&BlockTable], elsewhere: usize) -> Vec<String> {
@@ -66,6 +68,7 @@ fn a_foreign_table_is_found() {
     manager.grow(&mut a, 1).unwrap();
     let copy = BlockTable {
         blocks: a.blocks.clone(),
+        groups: a.groups.clone(),
         ..BlockTable::default()
     };
     assert_eq!(

@@ -14,7 +14,6 @@ impl Engine {
         let mut candidates = output.candidates.iter();
         let mut logprobs = output.prompt_logprobs.iter();
         let mut failed = output.failed.iter().peekable();
-        let kept = self.limits.kept();
         for planned in &plan.sequences {
             if let Some((_, reason)) = failed.next_if(|(id, _)| *id == planned.id) {
                 // What spoilt it would spoil others.
@@ -41,7 +40,7 @@ impl Engine {
             if let Some((_, list)) = list {
                 sequence.parked = true;
                 sequence.publish(&mut self.blocks, true);
-                sequence.slide(&mut self.blocks, kept);
+                sequence.slide(&mut self.blocks);
                 let cached_tokens = sequence.cached_tokens.unwrap_or(0) as u32;
                 let prompt_logprobs = sequence.take_prompt_logprobs();
                 if self.owes_prompt(planned.owner) {
@@ -76,7 +75,7 @@ impl Engine {
             let computed = sequence.pending() == 0 && sequence.first_only() == Some(0);
             sequence.publish(&mut self.blocks, !computed);
             if !computed {
-                sequence.slide(&mut self.blocks, self.limits.kept());
+                sequence.slide(&mut self.blocks);
             } else {
                 events.push(EngineEvent::Computed {
                     id,
@@ -96,7 +95,7 @@ impl Engine {
         // Whoever reads the blocks of an ended sequence knows them by the table of its last step.
         sequence.publish(&mut self.blocks, !accepted.ended);
         if !accepted.ended {
-            sequence.slide(&mut self.blocks, self.limits.kept());
+            sequence.slide(&mut self.blocks);
         }
         events.push(EngineEvent::Token {
             id,

@@ -15,15 +15,20 @@ impl Engine {
         self.blocks.audit(tables, self.reservations.blocks(), &mut problems);
         self.reservations.audit(&mut problems);
         for sequence in self.scheduler.sequences() {
-            let (room, computed) = (sequence.table.len() * self.limits.block_tokens, sequence.num_computed);
+            let (room, computed) = (
+                sequence.table.places() * self.limits.block_tokens,
+                sequence.num_computed,
+            );
             // It has everything that its next row sees.
-            let needed = self.limits.kept().first_block(computed);
-            if sequence.table.gone() > needed {
-                problems.push(format!(
-                    "sequence {} has let go of {} blocks, with {computed} tokens computed it needs all after {needed}",
-                    sequence.id.0,
-                    sequence.table.gone()
-                ));
+            for (group, kept) in self.limits.kept().groups().enumerate() {
+                let (gone, needed) = (sequence.table.gone(group), kept.first_block(computed));
+                if gone > needed {
+                    problems.push(format!(
+                        "sequence {} has let go of {gone} blocks of group {group}, with {computed} tokens computed it needs all \
+                         after {needed}",
+                        sequence.id.0
+                    ));
+                }
             }
             let most = sequence.token_ids().len() - usize::from(!sequence.parked);
             if computed > room || computed > most {
@@ -62,7 +67,8 @@ impl Engine {
             let next = sequence.num_computed / self.limits.block_tokens;
             let started = sequence.num_computed % self.limits.block_tokens > 0;
             let first_own = next + usize::from(started);
-            let ahead = sequence.table.blocks().iter().skip(first_own);
+            let groups = self.limits.groups.count();
+            let ahead = sequence.table.blocks().iter().skip(first_own * groups);
             for block in ahead.filter(|block| self.blocks.is_shared(**block)) {
                 problems.push(format!(
                     "sequence {} is going to write block {}, which others name too",
@@ -72,6 +78,7 @@ impl Engine {
         }
         for planned in self.plan.sequences.iter().filter(|_| self.in_flight) {
             let first = planned.start_position as usize / self.limits.block_tokens;
+            let first = first * self.limits.groups.count();
             let written = self.plan.block_ids[planned.blocks.range()].iter().skip(first);
             for block in written.filter(|block| self.blocks.is_shared(**block)) {
                 problems.push(format!(

@@ -7,6 +7,7 @@ use crate::error::AddError;
 use crate::plan::SequenceId;
 use crate::reservation::{Awaited, CommitError, Newcomer, Reservation, ReserveError};
 use crate::sequence::{Sequence, SequenceSpec};
+use protocol::window::GroupKept;
 
 impl Engine {
     /// Takes in a sequence of which nothing is computed. It waits; blocks are taken as its rows are planned.
@@ -129,7 +130,7 @@ impl Engine {
         let kin = self.reservations.next_kin(tokens / self.limits.block_tokens);
         let newcomer = Newcomer { growth, choices, kin };
         let table = self.take_blocks(tokens, prompt, &newcomer)?;
-        Ok(self.reservations.issue(table, tokens, &newcomer))
+        Ok(self.reservations.issue((table, self.limits.groups), tokens, &newcomer))
     }
 
     /// Blocks for a reservation, if the forecast allows it: those that are cached, then others.
@@ -142,8 +143,7 @@ impl Engine {
         let kept = self.limits.kept();
         // Whoever commits says which tokens are computed: the last one may not be.
         let num_computed = prompt.map_or(tokens - 1, |prompt| prompt.num_computed.min(tokens));
-        let gone = kept.first_block(num_computed);
-        let needed = self.limits.blocks_for(tokens) - gone;
+        let needed = kept.missing_blocks(tokens, 0, num_computed);
         let (free, total) = (self.blocks.available(), self.blocks.total());
         self.collect_others();
         let holder = Holder {
@@ -173,12 +173,13 @@ impl Engine {
                 key: prompt.cache_key,
             };
             let limit = num_computed / self.limits.block_tokens;
-            cached = self.blocks.attach(&mut table, &content, limit, |_| gone);
+            let first = |kept: GroupKept, _| kept.first_block(num_computed);
+            cached = self.blocks.attach(&mut table, &content, limit, first);
         }
         if cached == 0 {
-            table = BlockTable::without(gone);
+            table = self.blocks.without(num_computed);
         }
-        let missing = needed - table.present().len();
+        let missing = self.limits.blocks_for(tokens) - table.places();
         if self.blocks.grow(&mut table, missing).is_err() {
             self.blocks.release(table);
             return Err(refused);
@@ -256,11 +257,14 @@ impl Engine {
         spec: &SequenceSpec,
         num_computed: usize,
     ) -> Result<(), CommitError> {
-        if table.gone() > self.limits.kept().first_block(num_computed) {
-            return Err(CommitError::Window {
-                num_computed,
-                missing_blocks: table.gone(),
-            });
+        for (group, kept) in self.limits.kept().groups().enumerate() {
+            let missing_blocks = table.gone(group);
+            if missing_blocks > kept.first_block(num_computed) {
+                return Err(CommitError::Window {
+                    num_computed,
+                    missing_blocks,
+                });
+            }
         }
         let have_blocks = table.indexed();
         let content = Content {

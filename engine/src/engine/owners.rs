@@ -5,19 +5,19 @@ use crate::owners::{Holding, Origin, Owner, Ownership, narrow};
 use crate::plan::BlockId;
 use protocol::blocks::OwnerKind;
 
-/// An owner with its blocks.
+/// An owner with its blocks; [`BlockId::NONE`] where it has let go of them.
 type Owned<'a> = (Owner, &'a [BlockId]);
 
 impl Engine {
     /// Everybody who has blocks or waits for some, with their blocks.
     pub fn owners(&self) -> impl Iterator<Item = Owned<'_>> {
         let sequences = self.scheduler.sequences();
-        let sequences = sequences.map(|sequence| (Owner::Sequence(sequence.owner), sequence.table.present()));
+        let sequences = sequences.map(|sequence| (Owner::Sequence(sequence.owner), sequence.table.blocks()));
         let held = self
             .held
             .iter()
-            .map(|(id, held)| (Owner::Held(*id), held.table.present()));
-        let limbo = self.limbo.iter().map(|table| (Owner::Step, table.present()));
+            .map(|(id, held)| (Owner::Held(*id), held.table.blocks()));
+        let limbo = self.limbo.iter().map(|table| (Owner::Step, table.blocks()));
         sequences.chain(held).chain(self.reservations.owners()).chain(limbo)
     }
 
@@ -48,7 +48,7 @@ impl Engine {
             let group = holdings.len();
             let Some(holding) = holdings.last_mut() else { continue };
             holding.parts += 1;
-            for block in blocks {
+            for block in blocks.iter().filter(|block| block.is_some()) {
                 let before = std::mem::replace(&mut named_by[block.0 as usize], group);
                 holding.blocks += u32::from(before != group);
                 holding.counted += u32::from(before == 0);
@@ -72,6 +72,7 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use protocol::window::Groups;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -95,7 +96,7 @@ mod tests {
             mixed_prefill_time: Duration::from_secs(1),
             max_seq_len: 128,
             prefix_cache: true,
-            window: None,
+            groups: Groups::ONE,
         })
         .expect("limits that fit")
     }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use protocol::sampling::{PromptLogprob, SamplingParams, StopRules};
+use protocol::window::Groups;
 
-use super::{Bench, limits, prompt, sampled, spec, stop_at};
+use super::{Bench, groups, limits, prompt, sampled, spec, stop_at};
 use crate::beam::{BeamError, Hypothesis};
 use crate::engine::AddError;
 use crate::fake::ScriptedModel;
@@ -454,7 +455,7 @@ proptest! {
         prefix_cache in any::<bool>(),
         searches in prop::collection::vec((1usize..4, 1usize..16, 1u32..12, 0u32..120), 1..5),
         others in prop::collection::vec((1usize..12, 1u32..12), 0..4),
-        (interrupt, window) in (0usize..30, prop::option::of(1usize..12)),
+        (interrupt, groups) in (0usize..30, groups(12)),
     ) {
         let (block_tokens, more_rows, prefill_chunk_tokens, mixed_prefill_tokens) = shares;
         let limits = EngineLimits {
@@ -467,10 +468,11 @@ proptest! {
             mixed_prefill_time: std::time::Duration::ZERO,
             max_seq_len: (total_blocks * block_tokens).min(30),
             prefix_cache,
-            window,
+            groups,
         };
-        let window = window.filter(|_| limits.longest_blocks() <= total_blocks);
-        let limits = EngineLimits { window, ..limits };
+        let fits = limits.longest_blocks() <= total_blocks;
+        let groups = if fits { groups } else { Groups::ONE };
+        let limits = EngineLimits { groups, ..limits };
         let mut bench = Bench::reckless(limits);
         for (salt, (prompt_len, max_tokens)) in others.iter().enumerate() {
             bench.add(spec(prompt(salt as u32, (*prompt_len).min(limits.max_seq_len - 1)), *max_tokens));

@@ -13,7 +13,9 @@ mod windows;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use proptest::prelude::*;
 use protocol::sampling::{FinishReason, PromptLogprob, SampledToken, SamplingParams, StopRules};
+use protocol::window::Groups;
 
 use crate::engine::Engine;
 use crate::event::{CacheEvent, EngineEvent};
@@ -38,7 +40,7 @@ fn limits() -> EngineLimits {
         mixed_prefill_time: std::time::Duration::ZERO,
         max_seq_len: 64,
         prefix_cache: false,
-        window: None,
+        groups: Groups::ONE,
     }
 }
 
@@ -118,6 +120,16 @@ struct Bench {
     last_step: BTreeSet<SequenceId>,
 }
 
+/// Everything in one group, or groups with windows below `most_window`, alone and beside groups without.
+fn groups(most_window: u32) -> impl Strategy<Value = Groups> {
+    let some = (0u32..3, 1u32..3, 1..most_window);
+    prop::option::of(some).prop_map(|some| match some {
+        None => Groups::ONE,
+        Some((0, _, window)) => Groups::sliding(window),
+        Some((full, sliding, window)) => Groups::mixed(full, sliding, window),
+    })
+}
+
 impl Bench {
     fn new(limits: EngineLimits) -> Self {
         Self::over(Engine::new(limits).unwrap())
@@ -130,7 +142,7 @@ impl Bench {
 
     fn over(engine: Engine) -> Self {
         let limits = *engine.limits();
-        let model = MODEL.with_window(limits.window);
+        let model = MODEL.with_groups(limits.groups);
         let runner = ScriptedRunner::new(model, limits.total_blocks, limits.block_tokens);
         Self {
             model,
@@ -218,9 +230,15 @@ impl Bench {
 
     /// The KV of `tokens` arrives, as far as it is not there.
     fn receive(&mut self, reservation: &Reservation, tokens: &[u32]) {
-        let have = reservation.have_blocks();
-        let missing = &tokens[have * self.engine.limits().block_tokens..];
-        self.runner.write_kv(&reservation.blocks()[have..], missing).unwrap();
+        let block_tokens = self.engine.limits().block_tokens;
+        let awaited = reservation.awaited_blocks();
+        let moved = reservation.moved().unwrap();
+        assert_eq!(moved.len() as usize, awaited.len());
+        for ((_, place), block) in moved.iter().zip(awaited) {
+            let start = place as usize * block_tokens;
+            let end = tokens.len().min(start + block_tokens);
+            self.runner.write_kv(&[block], &tokens[start..end]).unwrap();
+        }
     }
 
     fn cancel(&mut self, id: SequenceId) -> bool {
@@ -427,15 +445,18 @@ impl Bench {
             );
         }
         for block in self.reserved() {
-            assert!(!plan.block_ids.contains(block), "reserved block {block:?} is in a plan");
+            assert!(
+                !plan.block_ids.contains(&block),
+                "reserved block {block:?} is in a plan"
+            );
         }
     }
 
     /// Blocks that somebody is writing.
-    fn reserved(&self) -> impl Iterator<Item = &BlockId> {
+    fn reserved(&self) -> impl Iterator<Item = BlockId> {
         let awaited = self.promised.iter().map(|(reservation, ..)| reservation);
         let all = self.reservations.iter().chain(awaited);
-        all.flat_map(|reservation| &reservation.blocks()[reservation.have_blocks()..])
+        all.flat_map(Reservation::awaited_blocks)
     }
 
     /// What the prefix cache tells of its changes adds up to what it holds.
@@ -467,31 +488,34 @@ impl Bench {
             stats.free_blocks + stats.cached_blocks + stats.owned_blocks
         );
         let block_tokens = self.engine.limits().block_tokens;
-        // By block: all tokens up to its last one, if it has any.
-        let mut seen: BTreeMap<BlockId, Option<Vec<u32>>> = BTreeMap::new();
+        // By block: its group and all tokens up to its last one, if it has any.
+        let mut seen: BTreeMap<BlockId, Option<(usize, Vec<u32>)>> = BTreeMap::new();
         for (id, observed) in &self.observed {
             let Some(table) = self.engine.block_table(*id) else {
                 continue;
             };
             let computed = self.engine.num_computed(*id).unwrap();
-            let gone = table.iter().take_while(|block| !block.is_some()).count();
-            let first = (gone * block_tokens).min(computed);
-            let origins = self.engine.before_copies(table);
-            let found = self.runner.read_part(&origins, first..computed).unwrap();
             let generated = observed.expected.iter().map(|token| token.token);
             let tokens: Vec<u32> = observed.spec.token_ids.iter().copied().chain(generated).collect();
-            assert_eq!(found, tokens[first..computed], "KV of {id:?}");
-            for (i, block) in table.iter().enumerate().skip(gone) {
-                let end = ((i + 1) * block_tokens).min(computed);
-                let content = (i * block_tokens < end).then(|| tokens[..end].to_vec());
-                if let Some(other) = seen.insert(*block, content.clone()) {
-                    assert!(content.is_some(), "block {block:?} is in two places and not computed");
-                    assert_eq!(other, content, "block {block:?} is in two places");
+            for group in 0..self.engine.limits().groups.count() {
+                let table = self.runner.of_group(table, group);
+                let gone = table.iter().take_while(|block| !block.is_some()).count();
+                let first = (gone * block_tokens).min(computed);
+                let origins = self.engine.before_copies(&table);
+                let found = self.runner.read_part(&origins, first..computed).unwrap();
+                assert_eq!(found, tokens[first..computed], "KV of {id:?}");
+                for (i, block) in table.iter().enumerate().skip(gone) {
+                    let end = ((i + 1) * block_tokens).min(computed);
+                    let content = (i * block_tokens < end).then(|| (group, tokens[..end].to_vec()));
+                    if let Some(other) = seen.insert(*block, content.clone()) {
+                        assert!(content.is_some(), "block {block:?} is in two places and not computed");
+                        assert_eq!(other, content, "block {block:?} is in two places");
+                    }
                 }
             }
         }
         for block in self.reserved() {
-            assert_eq!(seen.insert(*block, None), None, "block {block:?} is in two places");
+            assert_eq!(seen.insert(block, None), None, "block {block:?} is in two places");
         }
         assert!(seen.len() <= stats.owned_blocks);
         assert_eq!(self.reservations.len() + self.promised.len(), stats.reservations);

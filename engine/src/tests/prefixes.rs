@@ -1,6 +1,7 @@
 //! The prefix cache: what is used again, what is kept, what goes first.
 
 use proptest::prelude::*;
+use protocol::window::HaveBlocks;
 
 use super::{Bench, MODEL, limits, prompt, spec};
 use crate::engine::Engine;
@@ -280,7 +281,7 @@ fn a_handoff_brings_only_what_is_not_cached() {
         let reservation = awaited(&mut bench, &prompt(1, len), 9, 1);
         let blocks = reservation.blocks().len();
         assert_eq!(
-            (reservation.have_blocks(), blocks),
+            (reservation.have_blocks().full as usize, blocks),
             (have, len.div_ceil(4)),
             "{len} tokens"
         );
@@ -304,7 +305,10 @@ fn cached_blocks_serve_several_handoffs_at_once_and_outlive_their_owners() {
     };
     let choices = awaited(&mut bench, &many.token_ids, 6, 3);
     let again = awaited(&mut bench, &prompt(1, 14), 4, 1);
-    assert_eq!((choices.have_blocks(), again.have_blocks()), (3, 3));
+    assert_eq!(
+        (choices.have_blocks(), again.have_blocks()),
+        (HaveBlocks::all(3), HaveBlocks::all(3))
+    );
     assert_eq!(choices.blocks()[..3], table(&bench, first)[..3]);
     assert_eq!(choices.blocks()[..3], again.blocks()[..3]);
     bench.reservations.extend([again, choices]);
@@ -329,7 +333,7 @@ fn a_beam_search_computes_its_last_position_in_a_block_of_its_own() {
         num_computed: 15,
     };
     let reservation = bench.engine.reserve_prompt(&prompt, 6, 3).unwrap();
-    assert_eq!(reservation.have_blocks(), 3);
+    assert_eq!(reservation.have_blocks(), HaveBlocks::all(3));
     bench.commit_beams(reservation, spec(tokens, 6), 3).unwrap();
     bench.run();
     bench.assert_complete_and_idle();

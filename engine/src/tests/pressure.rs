@@ -1,5 +1,6 @@
 //! More work than the pool holds.
 
+use protocol::window::Groups;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ fn limits() -> EngineLimits {
         mixed_prefill_time: Duration::ZERO,
         max_seq_len: 64,
         prefix_cache: false,
-        window: None,
+        groups: Groups::ONE,
     }
 }
 
@@ -275,7 +276,7 @@ fn two_hundred_and_fifty_six_sequences_generate_in_one_step() {
             mixed_prefill_time: Duration::ZERO,
             max_seq_len: 512,
             prefix_cache,
-            window: None,
+            groups: Groups::ONE,
         });
         for salt in 0..300 {
             let sampling = SamplingParams {

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use protocol::sampling::{SamplingParams, StopRules};
+use protocol::window::Groups;
 
-use super::{Bench, MODEL, Observed, prompt, spec};
+use super::{Bench, MODEL, Observed, groups, prompt, spec};
 use crate::beam::BeamError;
 use crate::engine::{AddError, Engine};
 use crate::limits::EngineLimits;
@@ -119,9 +120,9 @@ fn call() -> impl Strategy<Value = Call> {
 
 fn limits() -> impl Strategy<Value = EngineLimits> {
     let shares = (1usize..5, 1usize..9, 0usize..20, 1usize..12, 1usize..12);
-    let flags = (prop::bool::weighted(0.8), prop::option::of(1usize..24));
+    let flags = (prop::bool::weighted(0.8), groups(24));
     (2usize..24, shares, flags).prop_map(
-        |(blocks, (block_tokens, max_num_seqs, more_rows, chunk, mixed), (prefix_cache, window))| {
+        |(blocks, (block_tokens, max_num_seqs, more_rows, chunk, mixed), (prefix_cache, groups))| {
             let whole = EngineLimits {
                 total_blocks: blocks,
                 block_tokens,
@@ -132,15 +133,16 @@ fn limits() -> impl Strategy<Value = EngineLimits> {
                 mixed_prefill_time: std::time::Duration::ZERO,
                 max_seq_len: (blocks * block_tokens).min(50),
                 prefix_cache,
-                window: None,
+                groups: Groups::ONE,
             };
             // Sequences that are longer than the pool.
             let windowed = EngineLimits {
+                total_blocks: blocks * groups.count(),
                 max_seq_len: 50,
-                window,
+                groups,
                 ..whole
             };
-            if windowed.longest_blocks() <= blocks {
+            if windowed.longest_blocks() <= windowed.total_blocks {
                 windowed
             } else {
                 whole
@@ -306,7 +308,7 @@ fn expect_prompt(bench: &mut Bench, shape: &Shape, choices: usize, beams: bool, 
         .reserve_prompt(&prompt, spec.stop.max_tokens as usize, choices)
     {
         Ok(reservation) => {
-            assert!(reservation.have_blocks() * limits.block_tokens <= num_computed);
+            assert!(reservation.have_blocks().full as usize * limits.block_tokens <= num_computed);
             bench.promised.push((reservation, num_computed, spec));
         }
         Err(_) => assert_eq!(bench.engine.stats(), before, "a refused reservation changed something"),

@@ -3,6 +3,7 @@
 use super::script::check;
 use crate::engine::Engine;
 use crate::limits::EngineLimits;
+use protocol::window::Groups;
 
 fn engine(limits: EngineLimits) -> Engine {
     Engine::new(limits).unwrap()
@@ -19,7 +20,7 @@ fn limits() -> EngineLimits {
         mixed_prefill_time: std::time::Duration::ZERO,
         max_seq_len: 40,
         prefix_cache: false,
-        window: None,
+        groups: Groups::ONE,
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use protocol::sampling::{FinishReason, StopRules};
-use protocol::window::Kept;
+use protocol::window::{GroupKept, Groups, HaveBlocks, Kept};
 
 use super::{Bench, limits, prompt, spec, stop_at};
 use crate::admission::{Forecast, Holder, Kin};
@@ -22,7 +22,7 @@ fn windowed(total_blocks: usize) -> EngineLimits {
         max_batch_tokens: 16,
         prefill_chunk_tokens: 8,
         max_seq_len: 400,
-        window: Some(12),
+        groups: Groups::sliding(12),
         ..limits()
     }
 }
@@ -69,9 +69,9 @@ fn a_long_sequence_has_the_blocks_of_its_window_and_its_chunk() {
 
 #[test]
 fn more_sequences_run_at_once() {
-    let most = |window| {
+    let most = |groups| {
         let mut bench = Bench::new(EngineLimits {
-            window,
+            groups,
             max_seq_len: 130,
             ..windowed(33)
         });
@@ -86,8 +86,8 @@ fn more_sequences_run_at_once() {
         assert_eq!(bench.engine.stats().preemptions, 0, "the forecast knows of the window");
         most
     };
-    assert_eq!(most(None), 1);
-    assert_eq!(most(Some(12)), 6);
+    assert_eq!(most(Groups::ONE), 1);
+    assert_eq!(most(Groups::sliding(12)), 6);
 }
 
 #[test]
@@ -95,13 +95,14 @@ fn a_pool_needs_room_for_a_window_and_a_chunk_only() {
     let refused = Engine::new(windowed(5)).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "total_blocks is 5; it must be at least 6, which hold a window of 12 tokens and a chunk of 8 rows"
+        "total_blocks is 5; it must be at least 6, which hold a sequence of 400 tokens in layers with a window of 12 tokens, and a \
+         chunk of 8 rows"
     );
     let nothing = EngineLimits {
-        window: Some(0),
+        groups: Groups::sliding(0),
         ..windowed(100)
     };
-    assert_eq!(Engine::new(nothing).unwrap_err(), LimitsError::Zero { field: "window" });
+    assert!(matches!(Engine::new(nothing).unwrap_err(), LimitsError::Groups(_)));
 }
 
 #[test]
@@ -126,7 +127,10 @@ fn a_reservation_is_for_what_the_first_row_sees() {
             )
             .unwrap();
         // The row of position 101 sees 90..=101: of 26 blocks those from 22 on.
-        assert_eq!((reservation.blocks().len(), reservation.have_blocks()), (26, 22));
+        assert_eq!(
+            (reservation.blocks().len(), reservation.have_blocks()),
+            (26, HaveBlocks::all(22))
+        );
         assert_eq!(reservation.blocks()[..22], [BlockId::NONE; 22]);
         assert_eq!(bench.engine.stats().owned_blocks, 4);
         let ids = bench.commit_choices(reservation, &wanted);
@@ -222,11 +226,13 @@ proptest! {
     /// Generating sequences, some of which begin alike: in no step up to the horizon have they more blocks than was foreseen.
     #[test]
     fn the_forecast_holds(
-        (block_tokens, window, horizon) in (1usize..6, 1usize..30, 0usize..60),
+        (block_tokens, window, horizon) in (1usize..6, 1u32..30, 0usize..60),
+        (full, sliding) in (0u32..3, 1u32..3),
         shared in 0usize..8,
         sequences in prop::collection::vec((0usize..40, 0usize..60, any::<bool>(), any::<bool>()), 1..7),
     ) {
-        let kept = Kept::new(Some(window), block_tokens);
+        let kept = Kept::new(Groups::mixed(full, sliding, window), block_tokens);
+        let by_group: Vec<GroupKept> = kept.groups().collect();
         let begun = |more: usize| shared * block_tokens + more + 1;
         let holders = sequences.iter().map(|&(more, growth, leaves, kin)| Holder {
             blocks: 0,
@@ -244,8 +250,10 @@ proptest! {
                     continue;
                 }
                 let tokens = begun(*more) + step.min(*growth);
-                let own = kept.first_block(tokens - 1)..tokens.div_ceil(block_tokens);
-                blocks.extend(own.map(|block| (if *kin && block < shared { usize::MAX } else { number }, block)));
+                for (group, kept) in by_group.iter().enumerate() {
+                    let own = kept.first_block(tokens - 1)..tokens.div_ceil(block_tokens);
+                    blocks.extend(own.map(|block| (group, if *kin && block < shared { usize::MAX } else { number }, block)));
+                }
             }
             prop_assert!(blocks.len() <= peak, "{} blocks in step {step}, {peak} were foreseen", blocks.len());
         }

@@ -96,7 +96,7 @@ impl Reference {
             max_seq_len,
             // Every answer is computed from nothing.
             prefix_cache: false,
-            window: None,
+            groups: loaded.layout.groups.whole(),
         };
         Ok(Self {
             engine: Engine::new(limits)?,

@@ -21,6 +21,7 @@ use protocol::control::{
 use protocol::ids::{NodeId, Role};
 use protocol::kv::{KvDtype, KvLayout};
 use protocol::sampling::SampledToken;
+use protocol::window::Groups;
 use runtime::authority::CertificateAuthority;
 use runtime::framing::{MessageReader, MessageWriter};
 use runtime::identity::Identity;
@@ -38,7 +39,7 @@ pub(crate) const LAYOUT: KvLayout = KvLayout {
     block_tokens: 16,
     dtype: KvDtype::F16,
     latent: false,
-    window: None,
+    groups: Groups::ONE,
 };
 const BLOCKS: usize = 256;
 
@@ -229,7 +230,7 @@ impl Scene {
             bail!("not handed over");
         };
         ensure!(decoding.next().await? == JobEvent::Committed, "not committed");
-        Ok((have_blocks, computed, stats, decoding))
+        Ok((have_blocks.full, computed, stats, decoding))
     }
 
     /// The tokens of choices that are computed on the decode node alone.

@@ -12,6 +12,7 @@ use engine::limits::EngineLimits;
 use engine::sequence::{OnFinish, SequenceSpec};
 use one::{One, Variant};
 use protocol::sampling::{SampledToken, SamplingParams, StopRules};
+use protocol::window::Groups;
 
 const LONGEST: usize = 300;
 const OUTPUTS: u32 = 8;
@@ -364,7 +365,7 @@ fn branches_cost_no_prompt_each() -> Result<()> {
         mixed_prefill_time: std::time::Duration::ZERO,
         max_seq_len: 2_048,
         prefix_cache: true,
-        window: None,
+        groups: Groups::ONE,
     })?;
     let tokens = prompt(1, 1_000);
     let one = engine.limits().blocks_for(tokens.len());

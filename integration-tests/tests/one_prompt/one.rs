@@ -74,7 +74,7 @@ impl One {
             mixed_prefill_tokens: rows,
             mixed_prefill_time: std::time::Duration::ZERO,
             prefix_cache: variant.cache,
-            window: None,
+            groups: loaded.layout.groups.whole(),
             max_seq_len,
         })?;
         Ok(Self {

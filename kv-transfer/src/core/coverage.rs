@@ -5,12 +5,12 @@ use std::fmt;
 use protocol::kv::KvLayout;
 use protocol::transfer::FrameHeader;
 
-/// What a handoff moves: all layers of a range of the sequence's blocks.
+/// What a handoff moves: all layers of a range of blocks, which have numbers ([`protocol::window::Moved`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Number of layers.
     pub layers: u32,
-    /// First block that is moved, as an index into the sequence's block table: the receiver has those before it.
+    /// First block that is moved: the receiver has those before it.
     pub first_block: u32,
     /// Number of blocks.
     pub blocks: u32,
@@ -56,7 +56,7 @@ pub struct Part {
     pub first_layer: u32,
     /// Number of layers.
     pub layers: u32,
-    /// First block, as an index into the sequence's block table.
+    /// First block.
     pub first_block: u32,
     /// Number of blocks.
     pub blocks: u32,
@@ -161,7 +161,7 @@ impl Coverage {
         self.extent.parts() - self.covered
     }
 
-    /// The first (layer, block) not seen; the block is an index into the sequence's block table.
+    /// The first (layer, block) not seen, the block by its number.
     pub fn first_missing(&self) -> Option<(u32, u32)> {
         if self.missing() == 0 {
             return None;

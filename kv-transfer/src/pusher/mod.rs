@@ -144,7 +144,8 @@ impl Pusher {
                 format!("the target's ticket is {}", target.ticket),
             );
         }
-        if extent.first_block != target.have_blocks {
+        let first = self.settings.layout.groups.first_number(target.have_blocks);
+        if extent.first_block != first {
             let rule = format!("the decode node has {} blocks", target.have_blocks);
             return setting("extent.first_block", extent.first_block.to_string(), rule);
         }

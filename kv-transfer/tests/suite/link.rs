@@ -11,6 +11,7 @@ use kv_transfer::receiver::Receiver;
 use protocol::control::HandoffTarget;
 use protocol::ids::{NodeId, Role, Ticket};
 use protocol::transfer::PushOpen;
+use protocol::window::HaveBlocks;
 use runtime::authority::CertificateAuthority;
 use runtime::quic::QuicEndpoint;
 
@@ -78,7 +79,7 @@ impl Cluster {
             node: NodeId("d0".to_owned()),
             address,
             ticket,
-            have_blocks: EXTENT.first_block,
+            have_blocks: HaveBlocks::all(EXTENT.first_block),
         }
     }
 
@@ -244,7 +245,7 @@ async fn a_prefill_node_that_vanishes_frees_the_reservation() {
         node: NodeId("d0".to_owned()),
         address,
         ticket: TICKET,
-        have_blocks: 2,
+        have_blocks: HaveBlocks::all(2),
     };
     // A process of its own: its runtime stops dead in the middle of a handoff.
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -317,7 +318,7 @@ async fn a_handoff_to_a_restarted_node_finds_it() {
         node: NodeId("d0".to_owned()),
         address,
         ticket: TICKET,
-        have_blocks: 2,
+        have_blocks: HaveBlocks::all(2),
     };
     let push = pusher.open(&target, open(), EXTENT, far()).expect("starts");
     push_all(&push, EXTENT).await.expect("taken");
@@ -340,7 +341,7 @@ async fn a_failed_dial_is_the_answer_to_all_who_wait_for_it() {
         node: NodeId("d0".to_owned()),
         address: address.clone(),
         ticket: TICKET,
-        have_blocks: 2,
+        have_blocks: HaveBlocks::all(2),
     };
     let mut pushes: Vec<Push> = (0..50)
         .map(|_| pusher.open(&target, open(), EXTENT, far()).expect("starts"))
@@ -384,7 +385,7 @@ async fn a_target_that_contradicts_the_handoff_is_refused_at_once() {
         "{error}"
     );
     let target = HandoffTarget {
-        have_blocks: 3,
+        have_blocks: HaveBlocks::all(3),
         ..cluster.target(TICKET)
     };
     let error = cluster

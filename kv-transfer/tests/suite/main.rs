@@ -21,6 +21,7 @@ use kv_transfer::transport::memory;
 use protocol::ids::{Epoch, RequestId, Ticket};
 use protocol::kv::{Fingerprint, KvDtype, KvLayout};
 use protocol::transfer::PushOpen;
+use protocol::window::Groups;
 use runtime::clock::Clock;
 
 use node::Node;
@@ -32,7 +33,7 @@ const LAYOUT: KvLayout = KvLayout {
     block_tokens: 4,
     dtype: KvDtype::F16,
     latent: false,
-    window: None,
+    groups: Groups::ONE,
 };
 const FINGERPRINT: Fingerprint = Fingerprint(7);
 const TICKET: Ticket = Ticket(0xabcd);

@@ -1,7 +1,7 @@
 //! Attention over paged KV: prompts, decoding, several sequences; of SmolLM2-135M's and Gemma 3 270M's heads.
 
 use criterion::Criterion;
-use engine::plan::BlockId;
+use engine::plan::{BlockId, GroupBlocks};
 use model::kernels::{AttentionShape, Cpu, KvShape, PagedAttention, Scratch, SequenceRows};
 use protocol::kv::KvDtype;
 
@@ -110,11 +110,12 @@ impl Ready {
             .map(|i| SequenceRows {
                 rows: i * case.rows..(i + 1) * case.rows,
                 first_position: case.past,
-                blocks: &self.blocks[i * each..(i + 1) * each],
+                blocks: GroupBlocks::new(&self.blocks[i * each..(i + 1) * each], 1, 0),
             })
             .collect();
         let attention = PagedAttention {
             shape: &shape,
+            group: 0,
             sequences: &sequences,
             kv: &block,
         };

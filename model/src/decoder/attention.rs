@@ -1,6 +1,7 @@
 //! Attention of a layer: what the rows ask, what they leave in the KV pool, and what they take from it.
 
 use engine::plan::BlockId;
+use protocol::kv::KvPlace;
 
 use super::latent::LatentHeads;
 use super::{Buffers, Decoder, Ending, Projection, input, sized};
@@ -89,10 +90,12 @@ impl Decoder {
         let width = config.num_heads * config.head_dim;
         let mut buffer = std::mem::take(&mut b.attended);
         let attended = sized(&mut buffer, rows * width);
+        let place = layer.place;
         let attention = PagedAttention {
             shape: &shape,
+            group: place.group as usize,
             sequences,
-            kv: &|block: BlockId| access.block(index as u32, block),
+            kv: &|block: BlockId| access.block(place.layer, block),
         };
         attention.run(&self.cpu, &b.query[..rows * width], attended, &mut b.kernels)?;
         let ending = Ending {
@@ -120,22 +123,24 @@ impl Decoder {
 pub(super) fn store(
     cpu: &Cpu,
     access: &mut StepAccess<'_>,
-    layer: u32,
+    place: KvPlace,
     sequences: &[SequenceRows<'_>],
     b: &Buffers,
     width: usize,
 ) {
     let layout = access.pool().layout();
     let (block_tokens, latent) = (layout.block_tokens as usize, layout.latent);
+    let group = place.group as usize;
     for (i, s) in sequences.iter().enumerate() {
         // A decoding sequence writes one slot of a block that is in no cache.
         if let Some(next) = sequences.get(i + 2).filter(|next| next.rows.len() == 1) {
             let (block, slot) = (next.first_position / block_tokens, next.first_position % block_tokens);
-            access.expect_write(cpu, layer, next.blocks[block], slot);
+            let block = next.blocks.of(group).get(block).unwrap_or(BlockId::NONE);
+            access.expect_write(cpu, place.layer, block, slot);
         }
         let numbers = s.rows.start * width..s.rows.end * width;
         let values = if latent { &[] } else { &b.value[numbers.clone()] };
         let rows = (&b.key[numbers], values);
-        access.write_rows(cpu, layer, (s.blocks, s.first_position), rows);
+        access.write_rows(cpu, place.layer, (s.blocks.of(group), s.first_position), rows);
     }
 }

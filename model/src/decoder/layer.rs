@@ -1,5 +1,7 @@
 //! Takes a layer's weights out of a file.
 
+use protocol::kv::KvPlace;
+
 use super::attention::{Heads, SplitHeads};
 use super::experts::Sparse;
 use super::ffn::Dense;
@@ -10,7 +12,11 @@ use crate::tensor_names::{NormPart, Part, Tensor};
 use crate::weights::{WeightError, WeightLoader};
 
 impl Layer {
-    pub(super) fn load(config: &ArchConfig, layer: usize, loader: &mut WeightLoader<'_>) -> Result<Self, WeightError> {
+    pub(super) fn load(
+        config: &ArchConfig,
+        (layer, place): (usize, KvPlace),
+        loader: &mut WeightLoader<'_>,
+    ) -> Result<Self, WeightError> {
         let heads = match &config.latent {
             Some(latent) => Heads::Latent(LatentHeads::load(config, latent, layer, loader)?),
             None => Heads::Split(SplitHeads::load(config, layer, loader)?),
@@ -32,6 +38,7 @@ impl Layer {
         Ok(Self {
             rope: usize::from(window.is_some() && config.local_rope.is_some()),
             window,
+            place,
             heads,
             output,
             ffn,

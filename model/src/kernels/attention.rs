@@ -23,7 +23,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use engine::plan::BlockId;
+use engine::plan::{BlockId, GroupBlocks};
 
 use super::KernelError;
 use super::attention_chunk::{CHUNK, MergeKernel, Running, add_lines};
@@ -105,7 +105,7 @@ pub struct SequenceRows<'a> {
     /// Position of the first row.
     pub first_position: usize,
     /// Its block table; the keys and values of all positions up to the last row's are in these blocks.
-    pub blocks: &'a [BlockId],
+    pub blocks: GroupBlocks<'a>,
 }
 
 /// Attention of one layer for a step.
@@ -113,6 +113,8 @@ pub struct SequenceRows<'a> {
 pub struct PagedAttention<'a> {
     /// The layer's shape.
     pub shape: &'a AttentionShape,
+    /// The layer's group: which of the sequences' blocks are its.
+    pub group: usize,
     /// The step's sequences.
     pub sequences: &'a [SequenceRows<'a>],
     /// The bytes of a block in this layer.
@@ -306,17 +308,19 @@ impl PagedAttention<'_> {
         addresses.clear();
         for sequence in self.sequences {
             let needed = self.blocks_of(sequence);
-            let Some(blocks) = sequence.blocks.get(..needed) else {
-                let (what, found) = ("number of blocks of a sequence", sequence.blocks.len());
+            let found = sequence.blocks.len();
+            if found < needed {
                 return Err(KernelError::Shape {
-                    what,
+                    what: "number of blocks of a sequence",
                     expected: needed,
                     found,
                 });
-            };
+            }
             let unseen = self.shape.seen(sequence.first_position).start / kv.block_tokens;
-            addresses.extend(blocks.iter().take(unseen).map(|_| BlockAddress(std::ptr::null())));
-            for &block in blocks.iter().skip(unseen) {
+            let unseen = unseen.min(needed);
+            addresses.extend((0..unseen).map(|_| BlockAddress(std::ptr::null())));
+            let blocks = sequence.blocks.of(self.group).iter();
+            for block in blocks.take(needed).skip(unseen) {
                 let bytes = (self.kv)(block);
                 KernelError::check("bytes of a KV block in one layer", kv.block_bytes(), bytes.len())?;
                 addresses.push(BlockAddress(bytes.as_ptr()));

@@ -16,6 +16,7 @@ use engine::plan::{BlockId, PlannedSequence, SampleSpec, SequenceId, Span, StepO
 use engine::runner::{NoObserver, Runner};
 use model::LoadedModel;
 use protocol::sampling::{SampledToken, SamplingParams};
+use protocol::window::Groups;
 
 /// A sequence under test.
 #[derive(Clone)]
@@ -46,6 +47,8 @@ impl Sequence {
 pub struct Bench<R> {
     pub runner: R,
     pub block_tokens: usize,
+    /// Groups of layers: lists of blocks of a sequence.
+    pub groups: usize,
     free: Vec<BlockId>,
     pub sequences: Vec<Sequence>,
     step: u64,
@@ -62,14 +65,23 @@ impl<R: Runner> Bench<R> {
         Self {
             runner,
             block_tokens,
+            groups: 1,
             free,
             sequences: Vec::new(),
             step: 0,
         }
     }
 
+    /// For a model with such groups of layers.
+    pub fn in_groups(self, groups: Groups) -> Self {
+        Self {
+            groups: groups.count(),
+            ..self
+        }
+    }
+
     pub fn take_blocks(&mut self, tokens: usize) -> Vec<BlockId> {
-        let needed = tokens.div_ceil(self.block_tokens);
+        let needed = tokens.div_ceil(self.block_tokens) * self.groups;
         assert!(needed <= self.free.len(), "the test's pool is too small");
         self.free.split_off(self.free.len() - needed)
     }
@@ -255,7 +267,8 @@ impl Setup {
 
     pub fn bench_with(&self, path: &Path, adapters: &[PathBuf]) -> Bench<model::ModelRunner> {
         let loaded = self.load_with(path, adapters).unwrap();
-        Bench::new(loaded.runner, self.block_tokens, loaded.pool.total_blocks())
+        let bench = Bench::new(loaded.runner, self.block_tokens, loaded.pool.total_blocks());
+        bench.in_groups(loaded.layout.groups)
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use engine::plan::{BlockId, GroupBlocks};
 use engine::runner::{LayerObserver, Runner};
 use model::kv_pool::KvPool;
+use protocol::kv::KvPlace;
 use protocol::sampling::{SampledToken, SamplingParams};
 
 use super::{Bench, Setup};
@@ -98,15 +100,26 @@ pub fn alone<R: Runner>(bench: &mut Bench<R>, cases: &[Case], outputs: usize) ->
 /// Copies every layer within the step, as a prefill node does, and checks at the end that nothing changed afterwards.
 struct Pusher<'a> {
     pool: &'a KvPool,
-    blocks: &'a [engine::plan::BlockId],
-    layers: Vec<bytes::Bytes>,
+    blocks: GroupBlocks<'a>,
+    layers: Vec<(KvPlace, bytes::Bytes)>,
+}
+
+impl Pusher<'_> {
+    fn gather(&self, place: KvPlace) -> bytes::Bytes {
+        let blocks: Vec<BlockId> = self.blocks.of(place.group as usize).iter().collect();
+        self.pool.gather(place.layer..place.layer + 1, &blocks).unwrap()
+    }
 }
 
 impl LayerObserver for Pusher<'_> {
-    fn layer_computed(&mut self, layer: u32) {
-        assert_eq!(layer as usize, self.layers.len(), "layers are reported in order, once");
-        self.layers
-            .push(self.pool.gather(layer..layer + 1, self.blocks).unwrap());
+    fn layer_computed(&mut self, place: KvPlace) {
+        let of_group = self.layers.iter().filter(|(other, _)| other.group == place.group);
+        assert_eq!(
+            place.layer as usize,
+            of_group.count(),
+            "layers are reported in order, once"
+        );
+        self.layers.push((place, self.gather(place)));
     }
 }
 
@@ -118,7 +131,7 @@ pub fn handed_over<R: Runner>(
     outputs: usize,
 ) -> Vec<Bits> {
     let ((from, from_pool), (to, to_pool)) = (prefill, decode);
-    let num_layers = from_pool.layout().num_layers;
+    let groups = from_pool.layout().groups.count();
     // The two pools hand out different ids.
     to.take_blocks(5 * to.block_tokens);
     for case in cases {
@@ -128,12 +141,14 @@ pub fn handed_over<R: Runner>(
         let plan = from.plan(&[(s, case.prompt.len())]);
         let mut pusher = Pusher {
             pool: from_pool,
-            blocks: &blocks,
+            blocks: GroupBlocks::new(&blocks, groups, 0),
             layers: Vec::new(),
         };
         let out = from.runner.run(&plan, &mut pusher).unwrap();
+        for (place, layer) in &pusher.layers {
+            assert_eq!(*layer, pusher.gather(*place), "nothing changes a layer that is done");
+        }
         let layers = pusher.layers;
-        assert_eq!(layers.concat(), from_pool.gather(0..num_layers, &blocks).unwrap());
         from.apply(out);
 
         let d = to.add(&case.prompt, &case.params, outputs, false);
@@ -143,9 +158,13 @@ pub fn handed_over<R: Runner>(
         target.logprobs.clone_from(&source.logprobs);
         target.computed = case.prompt.len();
         target.adapter = case.adapter;
-        let writer = to_pool.writer(target.blocks.clone()).unwrap();
-        for (layer, payload) in layers.iter().enumerate() {
-            writer.write(layer as u32, 1, 0, blocks.len() as u32, payload).unwrap();
+        let table = GroupBlocks::new(&target.blocks, groups, 0);
+        let by_group = (0..groups).flat_map(|group| table.of(group).iter());
+        let writer = to_pool.writer(by_group.collect()).unwrap();
+        let of_prompt = (blocks.len() / groups) as u32;
+        for (place, payload) in &layers {
+            let first = place.group * table.len() as u32;
+            writer.write(place.layer, 1, first, of_prompt, payload).unwrap();
         }
         writer.revoke();
         from.clear();
@@ -193,7 +212,7 @@ pub fn behind_a_shared_prefix<R: Runner>(bench: &mut Bench<R>, cases: &[Case], o
         bench.advance(&[(first, case.prompt.len())]);
         let second = bench.add(&case.prompt, &case.params, outputs, false);
         let full = (case.prompt.len() - 1) / bench.block_tokens;
-        for i in 0..full {
+        for i in 0..full * bench.groups {
             // Exchanged, so that each is given back once.
             let own = bench.sequences[second].blocks[i];
             bench.sequences[second].blocks[i] = std::mem::replace(&mut bench.sequences[first].blocks[i], own);
@@ -246,9 +265,10 @@ pub fn same_bits(path: &Path, setup: Setup, longest: usize, vocab: u32, variants
         );
     }
     let (a, b) = (setup.load(path), setup.load(path));
+    let groups = a.layout.groups;
     let total = a.pool.total_blocks();
-    let mut prefill = Bench::new(a.runner, setup.block_tokens, total);
-    let mut decode = Bench::new(b.runner, setup.block_tokens, total);
+    let mut prefill = Bench::new(a.runner, setup.block_tokens, total).in_groups(groups);
+    let mut decode = Bench::new(b.runner, setup.block_tokens, total).in_groups(groups);
     let found = handed_over((&mut prefill, &a.pool), (&mut decode, &b.pool), &cases, outputs);
     assert_eq!(found, expected, "after the hand-over");
 }

@@ -13,6 +13,7 @@ use kv_transfer::transport::{Incoming, Outgoing};
 use protocol::ids::{Epoch, RequestId, Ticket};
 use protocol::kv::{Fingerprint, KvDtype, KvLayout};
 use protocol::transfer::{PushMessage, PushOpen, PushReply};
+use protocol::window::{Groups, HaveBlocks};
 use runtime::clock::Clock;
 
 use super::*;
@@ -25,7 +26,7 @@ const LAYOUT: KvLayout = KvLayout {
     block_tokens: 4,
     dtype: KvDtype::F16,
     latent: false,
-    window: None,
+    groups: Groups::ONE,
 };
 /// A prompt of 3 blocks.
 const TOKENS: u32 = 12;
@@ -95,7 +96,10 @@ fn bench(staging_blocks: usize) -> Bench {
         .unwrap()
         .start(connect, open, extent, Clock.now() + 2 * PATIENCE)
         .unwrap();
-    let (pool, backlog) = (pool(), Backlog::new(PushSchedule::new(LAYOUT, TOKENS, 0, bytes)));
+    let (pool, backlog) = (
+        pool(),
+        Backlog::new(PushSchedule::new(LAYOUT, TOKENS, HaveBlocks::NONE, bytes).unwrap()),
+    );
     Bench {
         tap: Some(backlog.tap(Arc::clone(&pool), push.staging())),
         pool,
@@ -120,7 +124,7 @@ impl Bench {
     fn step(&mut self, from: u32, to: u32, blocks: &[u32]) {
         self.tap().step_begins(from, &ids(blocks));
         for layer in 0..LAYOUT.num_layers {
-            self.tap().layer_computed(layer, to);
+            self.tap().layer_computed(KvPlace::in_one_group(layer), to);
         }
     }
 
@@ -233,7 +237,7 @@ async fn a_piece_that_is_not_due_any_more_is_not_copied() {
     bench.tap().step_begins(8, &ids(&[5, 3, 9]));
     let piece = bench.backlog.next().unwrap().expect("cached blocks are due");
     let push = bench.push.staging();
-    let room = push.reserve(part(piece)).await.unwrap();
+    let room = push.reserve(bench.backlog.shared.part(piece)).await.unwrap();
     // Between room and copy.
     bench.tap().preempted();
     assert_eq!(bench.backlog.send(&bench.pool, piece, room), Ok(()));

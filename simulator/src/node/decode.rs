@@ -46,12 +46,12 @@ impl DecodeWork {
         matches!(self.stage, Stage::Reserved(..))
     }
 
-    /// How many blocks of the reservation under `ticket` are cached ones, which must not be written, and the others.
-    pub(super) fn reserved(&self, ticket: Ticket) -> Option<(u32, &[BlockId])> {
+    /// The number of the first block of the reservation under `ticket` that has to come, and all of these.
+    pub(super) fn reserved(&self, ticket: Ticket) -> Option<(u32, Vec<BlockId>)> {
         match &self.stage {
             Stage::Reserved(of, reservation) if *of == ticket => {
-                let have = reservation.have_blocks();
-                Some((have as u32, &reservation.blocks()[have..]))
+                let first = reservation.moved()?.first();
+                Some((first, reservation.awaited_blocks()))
             }
             _ => None,
         }
@@ -104,7 +104,7 @@ impl Node {
         };
         match self.engine.reserve_prompt(&prompt, growth, choices) {
             Ok(reservation) => {
-                let have_blocks = reservation.have_blocks() as u32;
+                let have_blocks = reservation.have_blocks();
                 self.reserved.insert(reservation.id(), origin);
                 let ticket = Ticket(self.next_ticket);
                 self.next_ticket += 1;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use engine::engine::AddError;
 use engine::event::EngineEvent;
 use protocol::control::JobErrorKind;
+use protocol::kv::KvPlace;
 
 use super::prefill::Prompt;
 use super::{Command, Computes, Node, Out, Return, Timer, Work};
@@ -111,7 +112,7 @@ impl Node {
         } = self;
         let Some(plan) = engine.plan() else { return };
         let mut pieces = Vec::new();
-        let layer_computed = |layer: u32, pool: &model::Pool| {
+        let layer_computed = |place: KvPlace, pool: &model::Pool| {
             for planned in &plan.sequences {
                 let Some((leg, _)) = owners.get(&planned.owner) else {
                     continue;
@@ -120,7 +121,7 @@ impl Node {
                     let computed = planned.start_position + planned.rows.len;
                     let mut parts = Vec::new();
                     let room = || !random.chance(*staging_full);
-                    work.layer_computed(layer, computed, pool, room, &mut parts);
+                    work.layer_computed(place, computed, pool, room, &mut parts);
                     pieces.extend(work.push.map(|push| (push, parts)));
                 }
             }

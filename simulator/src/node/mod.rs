@@ -214,7 +214,7 @@ impl Node {
             boot,
             random,
             engine: Engine::with_horizon(limits, scenario.horizon_tokens)?,
-            pool: Pool::new(limits.total_blocks, limits.window),
+            pool: Pool::new(limits.total_blocks, limits.groups),
             output: StepOutput::default(),
             stepping: None,
             step_time: Duration::ZERO,
@@ -228,7 +228,7 @@ impl Node {
             tickets: BTreeMap::new(),
             next_ticket: boot << 32,
             next_push: boot << 32,
-            fingerprint: Fingerprint::new(&identity(), &layout(scenario.window)),
+            fingerprint: Fingerprint::new(&identity(), &layout(scenario.groups)),
             frame_bytes: scenario.frame_bytes,
             staging_full: scenario.faults.staging_full,
             failing_steps: scenario.faults.failing_steps,
@@ -381,14 +381,13 @@ impl Node {
         }
         let (id, tokens) = *random.pick(&some);
         // One that the next row sees.
-        let first = self
-            .engine
-            .limits()
-            .window
-            .map_or(0, |window| (tokens + 1).saturating_sub(window));
+        let groups = self.engine.limits().groups;
+        let group = random.below(groups.count() as u64) as usize;
+        let window = groups.window_of(group);
+        let first = window.map_or(0, |window| (tokens + 1).saturating_sub(window as usize));
         let position = first + random.below((tokens - first) as u64) as usize;
         let table = self.engine.block_table(id).unwrap_or_default();
-        self.pool.rot(table, position, random);
+        self.pool.rot(table, (group, position), random);
         true
     }
 

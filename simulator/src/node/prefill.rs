@@ -2,18 +2,20 @@
 
 use bytes::Bytes;
 use coordinator::core::nodes::LegId;
-use engine::plan::{BlockId, SequenceId};
+use engine::plan::{BlockId, GroupBlocks, SequenceId};
 use engine::sequence::{OnFinish, SequenceSpec};
 use kv_transfer::core::{Extent, Part};
 use prefill_node::core::push_schedule::{Piece, PushSchedule};
 use protocol::control::{HandoffStats, JobErrorKind, JobEvent, PrefillJob, PromptComputed, StepTiming};
+use protocol::kv::KvPlace;
 use protocol::sampling::{FinishReason, PromptLogprob, SampledToken, StopRules};
 use protocol::transfer::PushOpen;
+use protocol::window::{HaveBlocks, Moved};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Command, Node, Out, PushId, Return, Timer, Work};
-use crate::model::{LAYOUT, Pool, adapter};
+use crate::model::{Pool, adapter, layout};
 
 /// A prefill job.
 pub(super) struct PrefillWork {
@@ -51,7 +53,7 @@ impl PrefillWork {
     /// A layer is there; hands out what is due while `room` says that there is some.
     pub(super) fn layer_computed(
         &mut self,
-        layer: u32,
+        place: KvPlace,
         computed_tokens: u32,
         pool: &Pool,
         mut room: impl FnMut() -> bool,
@@ -60,11 +62,11 @@ impl PrefillWork {
         if self.push.is_none() {
             return;
         }
-        self.schedule.layer_computed(layer, computed_tokens);
+        self.schedule.layer_computed(place, computed_tokens);
         while let Some(piece) = self.schedule.fresh()
             && room()
         {
-            out.push(gather(piece, &self.blocks, pool));
+            out.push(gather((self.schedule.moved(), piece), &self.blocks, pool));
             self.schedule.take_fresh();
         }
     }
@@ -86,16 +88,17 @@ pub(super) struct Prompt {
 
 impl Node {
     pub(super) fn start_prefill(&mut self, leg: LegId, job: PrefillJob) {
-        let have = job.handoff.as_ref().map_or(0, |target| target.have_blocks);
+        let have = job.handoff.as_ref();
+        let have = have.map_or(HaveBlocks::NONE, |target| target.have_blocks);
+        let layout = layout(self.engine.limits().groups);
         let tokens = job.token_ids.len() as u32;
-        let schedule = PushSchedule::new(LAYOUT, tokens, have, self.frame_bytes);
-        let Some(blocks) = schedule.prompt_blocks().checked_sub(have) else {
+        let Some(schedule) = PushSchedule::new(layout, tokens, have, self.frame_bytes) else {
             return self.say_failed(leg, JobErrorKind::Invalid, "more blocks are there than the prompt has");
         };
         let extent = Extent {
-            layers: LAYOUT.num_layers,
-            first_block: have,
-            blocks,
+            layers: layout.num_layers,
+            first_block: schedule.moved().first(),
+            blocks: schedule.moved().len(),
         };
         let push = job.handoff.as_ref().map(|target| {
             let open = PushOpen {
@@ -185,7 +188,7 @@ impl Node {
         while !work.blocks.is_empty()
             && let Some(piece) = work.schedule.take_early()
         {
-            pieces.push(gather(piece, &work.blocks, &self.pool));
+            pieces.push(gather((work.schedule.moved(), piece), &work.blocks, &self.pool));
         }
         self.push_pieces(push, pieces);
     }
@@ -211,15 +214,16 @@ impl Node {
     }
 }
 
-fn gather(piece: Piece, blocks: &[BlockId], pool: &Pool) -> (Part, Bytes) {
+fn gather((moved, piece): (Moved, Piece), table: &[BlockId], pool: &Pool) -> (Part, Bytes) {
     let mut bytes = Vec::new();
+    let blocks = GroupBlocks::new(table, moved.groups().count(), piece.group as usize);
     let first = piece.first_block as usize;
-    let of = &blocks[first..first + piece.blocks as usize];
-    pool.gather(piece.first_layer..piece.first_layer + piece.layers, of, &mut bytes);
+    let of: Vec<BlockId> = blocks.iter().skip(first).take(piece.blocks as usize).collect();
+    pool.gather(piece.first_layer..piece.first_layer + piece.layers, &of, &mut bytes);
     let part = Part {
         first_layer: piece.first_layer,
         layers: piece.layers,
-        first_block: piece.first_block,
+        first_block: moved.number(piece.group as usize, piece.first_block),
         blocks: piece.blocks,
     };
     (part, bytes.into())

@@ -98,7 +98,7 @@ impl Node {
         }
         let blocks = work.reserved(open.ticket);
         let (have, blocks) = blocks.ok_or_else(|| format!("ticket {} has no blocks", open.ticket))?;
-        Ok((have, blocks.to_vec()))
+        Ok((have, blocks))
     }
 
     /// A frame comes, to whichever handoff it belongs. Blocks that are not reserved for that handoff are canaries.
@@ -110,7 +110,7 @@ impl Node {
                 Work::Prefill(_) => None,
             }
         });
-        let own = reserved.map_or(Vec::new(), |(_, blocks)| blocks.to_vec());
+        let own = reserved.map_or(Vec::new(), |(_, blocks)| blocks);
         let total = self.engine.limits().total_blocks as u32;
         let canaries = || (0..total).map(BlockId).filter(|block| !own.contains(block));
         let before = self.pool.fingerprint(canaries());

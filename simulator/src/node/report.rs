@@ -24,7 +24,7 @@ impl Node {
             role: self.role,
             address: self.name.clone(),
             model: identity(),
-            layout: layout(limits.window),
+            layout: layout(limits.groups),
             total_blocks: limits.total_blocks as u32,
             max_num_seqs: limits.max_num_seqs as u32,
             max_seq_len: limits.max_seq_len as u32,

@@ -70,7 +70,6 @@ impl Nodes {
             ("max_num_seqs", hello.max_num_seqs),
             ("max_seq_len", hello.max_seq_len),
             ("block_tokens", hello.layout.block_tokens),
-            ("window", hello.layout.window.unwrap_or(1)),
         ];
         wrong.extend(
             numbers
@@ -78,6 +77,7 @@ impl Nodes {
                 .filter(|(_, n)| *n == 0)
                 .map(|(name, _)| format!("{name}: is 0, must be at least 1")),
         );
+        wrong.extend(hello.layout.groups.check().err());
         let block_bytes = hello.layout.block_bytes();
         if block_bytes > MAX_BLOCK_BYTES {
             wrong.push(format!(

@@ -317,7 +317,8 @@ impl Nodes {
             if node.could_hold(shape, self.limits.chunk_tokens) {
                 return None;
             }
-            let pool = node.hello.total_blocks as usize * node.hello.layout.block_tokens as usize;
+            let layout = &node.hello.layout;
+            let pool = node.hello.total_blocks as usize / layout.groups.count() * layout.block_tokens as usize;
             let longest = node.hello.max_seq_len as usize;
             // Where blocks leave a window, the longest sequence fits.
             tokens = tokens.max(if node.kept().slides() {
@@ -423,7 +424,8 @@ impl Node {
             done: self.report.done,
             rates: Rates::default(),
             max_seq_len: self.hello.max_seq_len,
-            pool_tokens: u64::from(self.hello.total_blocks) * u64::from(self.hello.layout.block_tokens),
+            pool_tokens: u64::from(self.hello.total_blocks) * u64::from(self.hello.layout.block_tokens)
+                / self.hello.layout.groups.count() as u64,
             weights_hash: self.hello.model.weights_hash,
         }
     }

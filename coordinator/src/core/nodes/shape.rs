@@ -86,8 +86,7 @@ impl Node {
 
     /// Blocks of a prompt that have to come from elsewhere if the first `cached` ones are there.
     pub(super) fn missing_blocks(&self, prompt: usize, cached: usize) -> u64 {
-        let all = self.hello.layout.blocks_for(prompt);
-        all.saturating_sub(cached.max(self.kept().first_block(prompt))) as u64
+        self.kept().missing_blocks(prompt, cached, prompt) as u64
     }
 
     /// Whether the node could ever hold a job. `chunk`: most rows of a sequence that are computed at once.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use protocol::control::{HandoffStats, HandoffTarget, JobError, JobErrorKind, JobEvent, PromptComputed, StepTiming};
 use protocol::ids::Ticket;
 use protocol::sampling::SampledToken;
+use protocol::window::HaveBlocks;
 
 use super::{Cause, Context, Early, Effect, Note, Request, State};
 use crate::core::nodes::LegId;
@@ -38,7 +39,7 @@ impl Request {
         }
     }
 
-    fn on_granted(&mut self, now: Instant, leg: LegId, ticket: Ticket, have_blocks: u32, ctx: &mut Context<'_>) {
+    fn on_granted(&mut self, now: Instant, leg: LegId, ticket: Ticket, have_blocks: HaveBlocks, ctx: &mut Context<'_>) {
         match self.state {
             State::Reserving { decode, prefill } if decode == leg => {
                 let Some(node) = ctx.node else {

@@ -62,7 +62,7 @@ pub(crate) async fn run(setting: &Setting) -> Result<Value> {
         mixed_prefill_tokens: engine.mixed_prefill_tokens,
         mixed_prefill_time: Duration::from_millis(engine.mixed_prefill_ms),
         prefix_cache: engine.prefix_cache,
-        window: None,
+        groups: loaded.layout.groups.whole(),
         max_seq_len: longest.min(loaded.max_position_embeddings as usize),
     };
     let (handle, thread) = engine_thread::start(Engine::new(limits)?, Box::new(loaded.runner), Clock, 64, None)?;

@@ -62,7 +62,7 @@ impl Unit {
             mixed_prefill_time: Duration::from_millis(settings.mixed_prefill_ms),
             max_seq_len: MAX_SEQ_LEN,
             prefix_cache: false,
-            window: None,
+            groups: loaded.layout.groups.whole(),
         })?;
         Ok(Self {
             engine,

@@ -89,7 +89,7 @@ impl Unit {
             mixed_prefill_tokens: settings.mixed_prefill_tokens,
             mixed_prefill_time: Duration::ZERO,
             prefix_cache: settings.prefix_cache,
-            window: None,
+            groups: loaded.layout.groups.whole(),
             max_seq_len: longest,
         };
         Ok(Self {
@@ -157,7 +157,8 @@ impl Unit {
             .block_table(id)
             .context("the sequence is not held")?
             .to_vec();
-        let used = &blocks[..self.pool.layout().blocks_for(tokens)];
+        let layout = self.pool.layout();
+        let used = &blocks[..layout.blocks_for(tokens) * layout.groups.count()];
         let kv = self.pool.gather(0..self.pool.layout().num_layers, used)?;
         self.engine.release_held(id);
         Ok((prompt, first, kv))

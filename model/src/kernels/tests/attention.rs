@@ -1,6 +1,6 @@
 //! Attention over paged KV.
 
-use engine::plan::BlockId;
+use engine::plan::{BlockId, GroupBlocks};
 use protocol::kv::KvDtype;
 
 use super::super::attention_chunk::CHUNK;
@@ -79,11 +79,12 @@ impl Case {
         let sequences = [SequenceRows {
             rows: 0..end - start,
             first_position: start,
-            blocks: &blocks,
+            blocks: GroupBlocks::new(&blocks, 1, 0),
         }];
         let kv = |id| self.block(id);
         let attention = PagedAttention {
             shape: &self.shape,
+            group: 0,
             sequences: &sequences,
             kv: &kv,
         };
@@ -408,7 +409,7 @@ fn sequences_of_a_step_do_not_see_each_other() {
             sequences.push(SequenceRows {
                 rows: start..start + count,
                 first_position: first,
-                blocks,
+                blocks: GroupBlocks::new(blocks, 1, 0),
             });
             q.extend(vec![f32::NAN; row]);
             expected.extend(vec![7.0; row]);
@@ -417,6 +418,7 @@ fn sequences_of_a_step_do_not_see_each_other() {
         let mut out = vec![7.0; q.len()];
         let attention = PagedAttention {
             shape: &shape,
+            group: 0,
             sequences: &sequences,
             kv: &kv,
         };
@@ -433,6 +435,7 @@ fn what_does_not_fit_is_named() {
         let kv = |id| &case.block(id)[..bytes];
         let attention = PagedAttention {
             shape,
+            group: 0,
             sequences,
             kv: &kv,
         };
@@ -443,7 +446,7 @@ fn what_does_not_fit_is_named() {
     let rows = |rows, first_position| SequenceRows {
         rows,
         first_position,
-        blocks: &case.blocks,
+        blocks: GroupBlocks::new(&case.blocks, 1, 0),
     };
     assert_eq!(run(&shape, &[rows(0..20, 0)], 20 * row, 20 * row, bytes), Ok(()));
     assert_eq!(run(&shape, &[], 0, 0, bytes), Ok(()));

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use protocol::kv::{KvDtype, KvLayout};
+use protocol::window::Groups;
 
 use super::super::{Cpu, KvShape, prefetch_slot, write_kv};
 use super::{Numbers, cpus};
@@ -84,7 +85,7 @@ fn tokens_are_written_in_canonical_order_however_they_come() {
             block_tokens: tokens as u32,
             dtype,
             latent,
-            window: None,
+            groups: Groups::ONE,
         };
         assert_eq!(shape.block_bytes(), layout.layer_block_bytes());
         assert_eq!(KvShape::from(&layout), shape);

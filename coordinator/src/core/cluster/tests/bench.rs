@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use protocol::control::{HandoffStats, Job, JobError, JobErrorKind, JobEvent, LoadReport, PromptComputed, StepTiming};
 use protocol::ids::{RequestId, Role, Ticket};
+use protocol::window::HaveBlocks;
 
 use crate::core::cluster::{Action, Cluster, ClusterSettings, Fact, Order, OrderError};
 use crate::core::fixtures::{ByteText, hello, request, sampled, settings};
@@ -131,7 +132,7 @@ pub(super) fn every_event() -> Vec<JobEvent> {
     vec![
         JobEvent::Granted {
             ticket: Ticket(1),
-            have_blocks: 0,
+            have_blocks: HaveBlocks::NONE,
         },
         JobEvent::Busy {
             needed_blocks: 9,
@@ -324,7 +325,7 @@ impl Bench {
             leg,
             JobEvent::Granted {
                 ticket: Ticket(ticket),
-                have_blocks: 0,
+                have_blocks: HaveBlocks::NONE,
             },
         );
     }

@@ -14,6 +14,7 @@ mod turns;
 use std::time::Duration;
 
 use protocol::control::{ChoiceStart, Job, JobErrorKind, JobEvent, KvSource};
+use protocol::window::HaveBlocks;
 
 use self::bench::{Bench, STATES, at};
 use super::{Action, is_last};
@@ -40,7 +41,7 @@ fn a_request_goes_through_both_nodes_and_leaves_nothing_behind() {
     let target = job.handoff.clone().expect("with a target");
     assert_eq!(
         (target.address.as_str(), target.ticket.0, target.have_blocks),
-        ("d0.test:1", 3, 0)
+        ("d0.test:1", 3, HaveBlocks::NONE)
     );
     bench.first_token(prefill, 65);
     bench.event(decode, JobEvent::Committed);

@@ -17,6 +17,7 @@ use protocol::control::{
 };
 use protocol::ids::{Epoch, NodeId, RequestId, Role, Ticket};
 use protocol::sampling::{SamplingParams, StopRules};
+use protocol::window::HaveBlocks;
 use runtime::clock::Clock;
 use runtime::framing::{MessageReader, MessageWriter};
 use runtime::identity::Identity;
@@ -115,7 +116,7 @@ impl Direct {
                 node: NodeId("decode-0".to_owned()),
                 address: "127.0.0.1:9".to_owned(),
                 ticket: Ticket(1),
-                have_blocks: 0,
+                have_blocks: HaveBlocks::NONE,
             }),
             deadline_ms: DEADLINE_MS,
         };

@@ -15,6 +15,7 @@ use protocol::control::{
 use protocol::ids::{NodeId, Role, Ticket};
 use protocol::kv::{KvDtype, KvLayout, ModelIdentity};
 use protocol::sampling::SampledToken;
+use protocol::window::{Groups, HaveBlocks};
 use runtime::framing::{MessageReader, MessageWriter};
 use runtime::identity::Identity;
 use runtime::quic::{Alpn, Expect, QuicEndpoint};
@@ -63,7 +64,7 @@ impl FakeNode<'_> {
                 block_tokens: BLOCK_TOKENS,
                 dtype: KvDtype::F16,
                 latent: false,
-                window: None,
+                groups: Groups::ONE,
             },
             total_blocks: BLOCKS,
             max_num_seqs: 100_000,
@@ -145,7 +146,7 @@ async fn answer(send: quinn::SendStream, recv: quinn::RecvStream) -> Result<()> 
 async fn generate(job: &DecodeJob, events: &mut MessageWriter) -> Result<()> {
     let granted = JobEvent::Granted {
         ticket: Ticket(1),
-        have_blocks: 0,
+        have_blocks: HaveBlocks::NONE,
     };
     events.write(&granted).await?;
     events.write(&JobEvent::Committed).await?;

@@ -8,6 +8,7 @@ use protocol::codec::{HEAD_BYTES, MAX_PAYLOAD_BYTES, MAX_TRANSFER_BYTES, decode_
 use protocol::ids::{Epoch, RequestId, Ticket};
 use protocol::kv::{Fingerprint, KvDtype, KvLayout};
 use protocol::transfer::{PushCommit, PushMessage, PushOpen};
+use protocol::window::Groups;
 
 use super::Target;
 use crate::corpus::shape;
@@ -21,7 +22,7 @@ const LAYOUT: KvLayout = KvLayout {
     block_tokens: 4,
     dtype: KvDtype::F16,
     latent: false,
-    window: None,
+    groups: Groups::ONE,
 };
 const EXTENT: Extent = Extent {
     layers: 3,
