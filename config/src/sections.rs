@@ -80,7 +80,8 @@ section! {
     EngineConfig = "engine" {
         /// Length of a KV block, in tokens.
         kv_block_tokens: usize = 16, int(1, 1_024);
-        /// Size of the KV pool, in tokens; a whole number of blocks.
+        /// Size of the KV pool, in tokens whose KV is kept in all layers; a whole number of blocks. Layers with a sliding window
+        /// keep less of a text, so that the pool holds more then.
         kv_pool_tokens: usize = 32_768, int(1, 1 << 30);
         /// Size of the KV pool, in bytes, in place of kv_pool_tokens; as many blocks as fit. 0: as kv_pool_tokens says. Of
         /// the two the one in the stronger layer holds (arguments, environment, file).

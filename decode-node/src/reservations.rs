@@ -9,8 +9,8 @@ use kv_transfer::receiver::{BlockSink, Grant, ReservationTable};
 use model::kv_pool::KvWriter;
 use protocol::ids::{Epoch, RequestId, Ticket};
 use protocol::kv::{Fingerprint, KvLayout};
+use protocol::moved::{HaveBlocks, Moved};
 use protocol::transfer::{FrameHeader, PushCommit, PushOpen};
-use protocol::window::{HaveBlocks, Moved};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 

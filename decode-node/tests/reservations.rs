@@ -9,8 +9,9 @@ use kv_transfer::receiver::ReservationTable;
 use model::kv_pool::KvPool;
 use protocol::ids::{Epoch, RequestId, Ticket};
 use protocol::kv::{Fingerprint, KvDtype, KvLayout};
+use protocol::moved::HaveBlocks;
 use protocol::transfer::{FrameHeader, PushCommit, PushOpen};
-use protocol::window::{Groups, HaveBlocks};
+use protocol::window::Groups;
 use runtime::clock::Clock;
 
 const LAYOUT: KvLayout = KvLayout {

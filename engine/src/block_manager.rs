@@ -299,7 +299,7 @@ impl BlockManager {
     }
 
     /// Puts new blocks in a place of a table where it has shared ones, and tells `copy` each old one with the new one: the bytes
-    /// are to be copied.
+    /// are to be copied. Nothing happens in a place that the table does not have yet.
     pub(crate) fn own_copies(
         &mut self,
         table: &mut BlockTable,
@@ -307,6 +307,9 @@ impl BlockManager {
         mut copy: impl FnMut(BlockId, BlockId),
     ) -> Result<(), NoBlocks> {
         let (available, needed) = (self.available(), self.shared_in(table, place));
+        if needed == 0 {
+            return Ok(());
+        }
         if needed > available {
             return Err(NoBlocks { needed, available });
         }

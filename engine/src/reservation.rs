@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use protocol::window::{Groups, HaveBlocks, Moved};
+use protocol::moved::{HaveBlocks, Moved};
+use protocol::window::Groups;
 use thiserror::Error;
 
 use crate::admission::{Holder, Kin};

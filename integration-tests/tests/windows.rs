@@ -1,5 +1,5 @@
-//! A model all of whose layers have a window, through real processes: pools that hold no whole sequence, handoffs of what the
-//! next token sees and no more, and the answers of an engine that keeps everything.
+//! Models whose layers have a window, all of them or all but some, through real processes: pools that would not hold a whole
+//! sequence in all layers, handoffs of what the next token sees and no more, and the answers of an engine that keeps everything.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,17 +15,37 @@ use integration_tests::exact::reference::{Continuation, Reference};
 use integration_tests::exact::watched::Watched;
 use integration_tests::files::root;
 use integration_tests::vitals::idle_within;
-use protocol::window::GroupKept;
+use protocol::window::{Groups, Kept};
 
 const TOKENS: u32 = 60;
 const BLOCK: usize = 16;
-/// The model's.
-const WINDOW: usize = 32;
-/// 3 layers, key and value of 2 heads of 24 dimensions in 2 bytes.
-const BLOCK_BYTES: usize = 3 * 2 * 2 * 24 * 2 * BLOCK;
 
-fn mistral() -> PathBuf {
-    root().join("model/tests/fixtures/mistral-swa")
+/// A model with windows.
+struct Model {
+    name: &'static str,
+    groups: Groups,
+    /// Bytes of a block.
+    block_bytes: usize,
+}
+
+/// 3 layers in one group, key and value of 2 heads of 24 dimensions in 2 bytes.
+const MISTRAL: Model = Model {
+    name: "mistral-swa",
+    groups: Groups::sliding(32),
+    block_bytes: 3 * 2 * 2 * 24 * 2 * BLOCK,
+};
+
+/// One layer of 7 sees everything, so a block is of one layer; key and value of 2 heads of 32 dimensions in 2 bytes.
+const GEMMA: Model = Model {
+    name: "gemma3",
+    groups: Groups::mixed(1, 6, 16),
+    block_bytes: 2 * 2 * 32 * 2 * BLOCK,
+};
+
+impl Model {
+    fn path(&self) -> PathBuf {
+        root().join("model/tests/fixtures").join(self.name)
+    }
 }
 
 /// A request and what the engine alone makes of it, keeping all blocks.
@@ -64,9 +84,9 @@ fn cases(reference: &mut Reference) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// Pools of ten blocks: the longest sequence of the test would need 29. Prompts come in chunks of four blocks.
-fn spec(settings: &[&str]) -> ClusterSpec {
-    let spec = ClusterSpec::pair(mistral())
+/// Pools of ten blocks for each group of layers: the longest sequence of the test would need 29. Prompts come in chunks of four blocks.
+fn spec(model: &Model, settings: &[&str]) -> ClusterSpec {
+    let spec = ClusterSpec::pair(model.path())
         .set(format!("model.model_name={MODEL_NAME}"))
         .set("engine.kv_pool_tokens=160")
         .set("engine.prefill_chunk_tokens=64")
@@ -75,18 +95,18 @@ fn spec(settings: &[&str]) -> ClusterSpec {
 }
 
 /// Bytes that the handoffs of the cases send, if the decode node has nothing.
-fn sent_bytes(cases: &[Case]) -> usize {
-    let kept = GroupKept::new(Some(WINDOW), BLOCK);
+fn sent_bytes(model: &Model, cases: &[Case]) -> usize {
+    let kept = Kept::new(model.groups, BLOCK);
     let blocks = cases.iter().map(|case| {
         let tokens = case.reference.prompt.len();
-        tokens.div_ceil(BLOCK) - kept.first_block(tokens)
+        kept.missing_blocks(tokens, 0, tokens)
     });
-    blocks.sum::<usize>() * BLOCK_BYTES
+    blocks.sum::<usize>() * model.block_bytes
 }
 
 /// Asks all cases one after the other, and then all at once.
-async fn serve(cases: &[Case], reference: &Reference, settings: &[&str]) -> Result<Watched> {
-    let watched = Watched::start(spec(settings)).await?;
+async fn serve(model: &Model, cases: &[Case], reference: &Reference, settings: &[&str]) -> Result<Watched> {
+    let watched = Watched::start(spec(model, settings)).await?;
     let judge = Judge::new(watched.cluster.url(), reference.text.clone());
     for (i, case) in cases.iter().enumerate() {
         let door = [Door::Completions, Door::CompletionsStream][i % 2];
@@ -106,29 +126,39 @@ async fn serve(cases: &[Case], reference: &Reference, settings: &[&str]) -> Resu
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sequences_that_no_pool_could_hold_are_answered_and_only_windows_are_sent() -> Result<()> {
-    let mut reference = Reference::open(&mistral(), config::KvDtypeConfig::F16)?;
+    check(&MISTRAL).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn layers_with_a_window_keep_and_send_that_beside_layers_that_keep_everything() -> Result<()> {
+    check(&GEMMA).await
+}
+
+async fn check(model: &Model) -> Result<()> {
+    let mut reference = Reference::open(&model.path(), config::KvDtypeConfig::F16)?;
     let cases = cases(&mut reference)?;
     let longest = cases.iter().map(|case| case.reference.prompt.len() + TOKENS as usize);
     ensure!(longest.max() > Some(400), "sequences are longer than the pool");
     let apart = ["coordinator.local_prefill=never"];
-    let cold = serve(&cases, &reference, &[apart[0], "engine.prefix_cache=false"]).await?;
+    let cold = serve(model, &cases, &reference, &[apart[0], "engine.prefix_cache=false"]).await?;
     let sent = cold.prefill_count("baton_kv_sent_bytes_total", &[]).await? as usize;
+    let windows = sent_bytes(model, &cases);
     ensure!(
-        sent == 2 * sent_bytes(&cases),
-        "sent {sent} bytes, {} twice are the windows",
-        sent_bytes(&cases)
+        sent == 2 * windows,
+        "sent {sent} bytes, {windows} twice are the windows"
     );
     drop(cold);
     // With caches, and room for them, there is less to send; what is found has been let go of before.
-    let warm = serve(&cases, &reference, &[apart[0], "engine.kv_pool_tokens=1600"]).await?;
+    let roomy = [apart[0], "engine.kv_pool_tokens=1600"];
+    let warm = serve(model, &cases, &reference, &roomy).await?;
     let hits = warm.prefill_count("baton_prefix_cache_hits_total", &[]).await?;
     let sent_warm = warm.prefill_count("baton_kv_sent_bytes_total", &[]).await? as usize;
     ensure!(
-        hits > 0 && sent_warm <= sent,
+        hits > 0 && sent_warm < sent,
         "{hits} tokens were cached, {sent_warm} bytes sent"
     );
     drop(warm);
     // And where a decode node computes the prompts itself.
-    serve(&cases, &reference, &["coordinator.local_prefill=always"]).await?;
+    serve(model, &cases, &reference, &["coordinator.local_prefill=always"]).await?;
     Ok(())
 }

@@ -14,7 +14,7 @@ use crate::arch::ArchConfig;
 const MOST_GROUPS: usize = 8;
 
 /// How much more it matters to have no unused room in blocks that are kept to the end than in those of a window.
-const FULL_WEIGHT: usize = 4;
+const FULL_WEIGHT: usize = 8;
 
 /// The groups of a model's layers.
 #[derive(Clone, Debug, PartialEq, Eq)]

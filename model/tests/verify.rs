@@ -87,11 +87,18 @@ fn what_a_model_is_and_needs_is_printed() {
         "4 heads, 2 KV heads of 32",
         "16 positions, in 6 of 7 layers",
         "512 outputs, 485 tokens",
-        "1792 bytes a token (f16), in blocks of 16 tokens",
+        "16 positions, in 6 of 7 layers; what lies before it is not kept",
+        "1792 bytes a token (f16), in blocks of 16 tokens in 1 layers: the model has 7 such groups",
         "KV of 100 tokens   200704 bytes",
     ] {
         assert!(gemma.contains(words), "{words}: {gemma}");
     }
+    // Of a longer text the layers with a window keep that, and what a chunk of 512 is computed into.
+    let long = say("gemma3", &["--tokens", "4000"]);
+    assert!(
+        long.contains(&format!("KV of 4000 tokens   {} bytes", (250 + 6 * 34) * 4_096)),
+        "{long}"
+    );
     let deepseek = say("deepseek-v3", &["--kv-dtype", "f32", "--block-tokens", "32"]);
     // 3 layers, 24 latent and 8 rotated numbers of 4 bytes.
     for words in [

@@ -9,7 +9,7 @@ use engine::plan::{BlockId, SequenceId};
 use engine::reservation::{CommitError, Reservation, ReserveError};
 use engine::sequence::SequenceSpec;
 use protocol::control::{JobError, JobErrorKind, StepTimeModel, WorkDone};
-use protocol::window::HaveBlocks;
+use protocol::moved::HaveBlocks;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 

@@ -16,9 +16,9 @@ use node_shell::process::{JobAdapter, MovedBytes, NodeContext, NodeRole};
 use protocol::control::{
     HandoffStats, HandoffTarget, Job, JobError, JobErrorKind, JobEvent, PrefillJob, PromptComputed,
 };
+use protocol::moved::HaveBlocks;
 use protocol::sampling::StopRules;
 use protocol::transfer::PushOpen;
-use protocol::window::HaveBlocks;
 use runtime::measure::Measure;
 use runtime::quic::Link;
 use tokio::time::timeout_at;

@@ -15,7 +15,7 @@ use kv_transfer::pusher::{PushError, PushHandle, Room};
 use model::kv_pool::KvPool;
 use node_shell::engine_thread::StepTap;
 use protocol::kv::KvPlace;
-use protocol::window::Moved;
+use protocol::moved::Moved;
 use tokio::sync::Notify;
 
 use crate::core::push_schedule::{Piece, PushSchedule};

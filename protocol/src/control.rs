@@ -10,8 +10,8 @@ use crate::blocks::{BlockAudit, JobKey, JobKind};
 use crate::context::RequestContext;
 use crate::ids::{Epoch, NodeId, RequestId, Role, Ticket};
 use crate::kv::{KvLayout, ModelIdentity};
+use crate::moved::HaveBlocks;
 use crate::sampling::{PromptLogprob, SampledToken, SamplingParams, StopRules};
-use crate::window::HaveBlocks;
 
 /// What a node says on the membership stream.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]

@@ -10,6 +10,7 @@
 //! * [`kv`]: the KV layout both ends of a handoff agree on, and the model identity.
 //! * [`prefix`]: the names of a prompt's blocks, by which nodes and coordinators know cached prefixes.
 //! * [`transfer`]: the KV plane (`baton-kv/1`): open, frame, commit and their answers.
+//! * [`moved`]: which blocks of a prompt a handoff moves, and their numbers.
 //! * [`window`]: which blocks of a sequence are kept where layers see a limited number of positions.
 //! * [`codec`]: length-prefixed, versioned, bounded encoding of every message above.
 
@@ -19,6 +20,7 @@ pub mod context;
 pub mod control;
 pub mod ids;
 pub mod kv;
+pub mod moved;
 pub mod prefix;
 pub mod sampling;
 pub mod transfer;

@@ -47,7 +47,7 @@ pub struct FrameHeader {
     pub first_layer: u32,
     /// Number of layers.
     pub layers: u32,
-    /// First block, by its number ([`crate::window::Moved`]).
+    /// First block, by its number ([`crate::moved::Moved`]).
     pub first_block: u32,
     /// Number of blocks.
     pub blocks: u32,

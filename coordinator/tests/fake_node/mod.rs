@@ -25,8 +25,9 @@ use protocol::control::{
 };
 use protocol::ids::{NodeId, RequestId, Role, Ticket};
 use protocol::kv::{KvDtype, KvLayout, ModelIdentity};
+use protocol::moved::HaveBlocks;
 use protocol::sampling::{SampledToken, SamplingParams, StopRules};
-use protocol::window::{Groups, HaveBlocks};
+use protocol::window::Groups;
 use runtime::authority::CertificateAuthority;
 use runtime::clock::Clock;
 use runtime::framing::{FramingError, MessageReader, MessageWriter};

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use protocol::sampling::{PromptLogprob, SamplingParams, StopRules};
-use protocol::window::Groups;
 
 use super::{Bench, groups, limits, prompt, sampled, spec, stop_at};
 use crate::beam::{BeamError, Hypothesis};
@@ -471,8 +470,7 @@ proptest! {
             groups,
         };
         let fits = limits.longest_blocks() <= total_blocks;
-        let groups = if fits { groups } else { Groups::ONE };
-        let limits = EngineLimits { groups, ..limits };
+        let limits = if fits { limits } else { EngineLimits { groups: super::limits().groups, ..limits } };
         let mut bench = Bench::reckless(limits);
         for (salt, (prompt_len, max_tokens)) in others.iter().enumerate() {
             bench.add(spec(prompt(salt as u32, (*prompt_len).min(limits.max_seq_len - 1)), *max_tokens));

@@ -1,7 +1,7 @@
 //! The prefix cache: what is used again, what is kept, what goes first.
 
 use proptest::prelude::*;
-use protocol::window::HaveBlocks;
+use protocol::moved::HaveBlocks;
 
 use super::{Bench, MODEL, limits, prompt, spec};
 use crate::engine::Engine;

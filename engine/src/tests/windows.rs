@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
+use protocol::moved::HaveBlocks;
 use protocol::sampling::{FinishReason, StopRules};
-use protocol::window::{GroupKept, Groups, HaveBlocks, Kept};
+use protocol::window::{GroupKept, Groups, Kept};
 
 use super::{Bench, limits, prompt, spec, stop_at};
 use crate::admission::{Forecast, Holder, Kin};
@@ -220,6 +221,138 @@ fn sequences_end_at_the_longest_length_as_ever() {
     bench.run();
     assert_eq!(bench.observed[&id].finish, Some(FinishReason::Length));
     assert_eq!(bench.observed[&id].seen, 10);
+}
+
+/// Blocks of 4 tokens for one group of layers that see everything, and two with a window of 12.
+fn mixed(places: usize) -> EngineLimits {
+    EngineLimits {
+        groups: Groups::mixed(1, 2, 12),
+        max_seq_len: 4 * places - 100,
+        ..windowed(3 * places)
+    }
+}
+
+#[test]
+fn beside_layers_that_see_everything_the_others_keep_their_window() {
+    for prefix_cache in [false, true] {
+        let mut bench = Bench::new(EngineLimits {
+            prefix_cache,
+            ..mixed(100)
+        });
+        let id = bench.add(long(1, 150, 60));
+        let mut most = 0;
+        while bench.step().is_some() {
+            most = most.max(bench.engine.stats().owned_blocks);
+            let Some(table) = bench.engine.block_table(id).filter(|table| table.len() > 3 * 10) else {
+                continue;
+            };
+            let gone = |group: usize| {
+                table
+                    .iter()
+                    .skip(group)
+                    .step_by(3)
+                    .filter(|block| !block.is_some())
+                    .count()
+            };
+            assert!(gone(0) == 0 && gone(1) == gone(2) && gone(1) + 6 >= table.len() / 3);
+        }
+        // 208 tokens before the last step: 52 blocks, and of the two others 4 to 6 each.
+        assert!((52 + 2 * 4..=53 + 2 * 6).contains(&most), "{most} blocks");
+        bench.assert_complete_and_idle();
+        assert_eq!(bench.engine.stats().preemptions, 0);
+    }
+}
+
+#[test]
+fn a_sequence_fits_a_pool_that_would_not_hold_it_in_all_layers() {
+    let limits = EngineLimits {
+        total_blocks: 50 + 2 * 6,
+        max_seq_len: 200,
+        ..mixed(100)
+    };
+    let mut bench = Bench::new(limits);
+    let ids = [bench.add(long(1, 100, 99)), bench.add(long(2, 40, 20))];
+    bench.run();
+    assert_eq!(ids.map(|id| bench.observed[&id].seen), [99, 20]);
+    bench.assert_complete_and_idle();
+    let small = EngineLimits {
+        total_blocks: 50 + 2 * 6 - 1,
+        ..limits
+    };
+    assert_eq!(
+        Engine::new(small).unwrap_err().to_string(),
+        "total_blocks is 61; it must be at least 62, which hold a sequence of 200 tokens in layers with a window of 12 tokens in 2 \
+         of 3 groups of layers, and a chunk of 8 rows"
+    );
+}
+
+#[test]
+fn of_a_prompt_comes_all_in_some_layers_and_a_window_in_others() {
+    let mut bench = Bench::new(EngineLimits {
+        prefix_cache: true,
+        ..mixed(100)
+    });
+    let awaited = |token_ids| Awaited {
+        token_ids,
+        cache_key: 0,
+        num_computed: 101,
+    };
+    let wanted = long(3, 101, 40);
+    let prompt = wanted.token_ids.clone();
+    let reservation = bench.engine.reserve_prompt(&awaited(&prompt), 40, 2).unwrap();
+    // The row of position 101 sees 90..=101: of 26 blocks those from 22 on, in two groups of three.
+    let have = HaveBlocks { full: 0, sliding: 22 };
+    assert_eq!(reservation.have_blocks(), have);
+    assert_eq!(reservation.awaited_blocks().len(), 26 + 2 * 4);
+    assert_eq!(bench.engine.stats().owned_blocks, 26 + 2 * 4);
+    bench.commit_choices(reservation, &wanted);
+    bench.run();
+    // What came is found again: all but the last, partial block, which begins behind the window's beginning.
+    let again = bench.engine.reserve_prompt(&awaited(&prompt), 40, 2).unwrap();
+    assert_eq!(again.have_blocks(), HaveBlocks { full: 25, sliding: 25 });
+    assert_eq!(again.awaited_blocks().len(), 3);
+    bench.commit_choices(again, &wanted);
+    bench.run();
+    // Of a longer prompt the beginning is there where everything is kept, and the window begins behind it.
+    let longer = long(3, 160, 40);
+    let reservation = bench
+        .engine
+        .reserve_prompt(
+            &Awaited {
+                num_computed: 160,
+                ..awaited(&longer.token_ids)
+            },
+            40,
+            2,
+        )
+        .unwrap();
+    assert_eq!(reservation.have_blocks(), HaveBlocks { full: 25, sliding: 37 });
+    assert_eq!(reservation.awaited_blocks().len(), 15 + 2 * 3);
+    bench.commit_choices(reservation, &longer);
+    bench.run();
+    bench.assert_complete_and_idle();
+}
+
+#[test]
+fn a_beginning_is_found_where_all_groups_have_what_they_need_of_it() {
+    let limits = EngineLimits {
+        prefix_cache: true,
+        total_blocks: 48,
+        max_seq_len: 96,
+        ..mixed(100)
+    };
+    let mut bench = Bench::new(limits);
+    bench.add(long(1, 60, 4));
+    bench.run();
+    // What left the window first goes first, and with it the hits that end there; the text as a whole is still found.
+    bench.add(long(2, 20, 4));
+    bench.run();
+    assert!(bench.engine.stats().cache_evictions > 0);
+    let (start, whole) = (bench.add(long(1, 20, 2)), bench.add(long(1, 61, 2)));
+    bench.run();
+    assert_eq!(bench.observed[&start].cached_tokens, Some(0));
+    assert_eq!(bench.observed[&whole].cached_tokens, Some(60));
+    bench.assert_complete_and_idle();
 }
 
 proptest! {

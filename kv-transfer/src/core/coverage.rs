@@ -5,7 +5,7 @@ use std::fmt;
 use protocol::kv::KvLayout;
 use protocol::transfer::FrameHeader;
 
-/// What a handoff moves: all layers of a range of blocks, which have numbers ([`protocol::window::Moved`]).
+/// What a handoff moves: all layers of a range of blocks, which have numbers ([`protocol::moved::Moved`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Number of layers.

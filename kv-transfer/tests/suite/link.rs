@@ -10,8 +10,8 @@ use kv_transfer::pusher::{Push, Pusher};
 use kv_transfer::receiver::Receiver;
 use protocol::control::HandoffTarget;
 use protocol::ids::{NodeId, Role, Ticket};
+use protocol::moved::HaveBlocks;
 use protocol::transfer::PushOpen;
-use protocol::window::HaveBlocks;
 use runtime::authority::CertificateAuthority;
 use runtime::quic::QuicEndpoint;
 

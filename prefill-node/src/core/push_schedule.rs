@@ -15,7 +15,7 @@
 use std::collections::VecDeque;
 
 use protocol::kv::{KvLayout, KvPlace};
-use protocol::window::{HaveBlocks, Moved};
+use protocol::moved::{HaveBlocks, Moved};
 
 /// Layers and blocks of a group to send together. Blocks are places in the group's list of the sequence's blocks, layers are those of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

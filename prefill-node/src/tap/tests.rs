@@ -12,8 +12,9 @@ use kv_transfer::transport::memory::{self, MemoryIncoming, MemoryOutgoing, Recei
 use kv_transfer::transport::{Incoming, Outgoing};
 use protocol::ids::{Epoch, RequestId, Ticket};
 use protocol::kv::{Fingerprint, KvDtype, KvLayout};
+use protocol::moved::HaveBlocks;
 use protocol::transfer::{PushMessage, PushOpen, PushReply};
-use protocol::window::{Groups, HaveBlocks};
+use protocol::window::Groups;
 use runtime::clock::Clock;
 
 use super::*;

@@ -8,9 +8,9 @@ use kv_transfer::core::{Extent, Part};
 use prefill_node::core::push_schedule::{Piece, PushSchedule};
 use protocol::control::{HandoffStats, JobErrorKind, JobEvent, PrefillJob, PromptComputed, StepTiming};
 use protocol::kv::KvPlace;
+use protocol::moved::{HaveBlocks, Moved};
 use protocol::sampling::{FinishReason, PromptLogprob, SampledToken, StopRules};
 use protocol::transfer::PushOpen;
-use protocol::window::{HaveBlocks, Moved};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use protocol::control::{HandoffStats, HandoffTarget, JobError, JobErrorKind, JobEvent, PromptComputed, StepTiming};
 use protocol::ids::Ticket;
+use protocol::moved::HaveBlocks;
 use protocol::sampling::SampledToken;
-use protocol::window::HaveBlocks;
 
 use super::{Cause, Context, Early, Effect, Note, Request, State};
 use crate::core::nodes::LegId;

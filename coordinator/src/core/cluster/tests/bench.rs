@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use protocol::control::{HandoffStats, Job, JobError, JobErrorKind, JobEvent, LoadReport, PromptComputed, StepTiming};
 use protocol::ids::{RequestId, Role, Ticket};
-use protocol::window::HaveBlocks;
 
 use crate::core::cluster::{Action, Cluster, ClusterSettings, Fact, Order, OrderError};
 use crate::core::fixtures::{ByteText, hello, request, sampled, settings};
@@ -132,7 +131,7 @@ pub(super) fn every_event() -> Vec<JobEvent> {
     vec![
         JobEvent::Granted {
             ticket: Ticket(1),
-            have_blocks: HaveBlocks::NONE,
+            have_blocks: Default::default(),
         },
         JobEvent::Busy {
             needed_blocks: 9,
@@ -325,7 +324,7 @@ impl Bench {
             leg,
             JobEvent::Granted {
                 ticket: Ticket(ticket),
-                have_blocks: HaveBlocks::NONE,
+                have_blocks: Default::default(),
             },
         );
     }

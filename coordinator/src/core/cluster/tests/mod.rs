@@ -14,7 +14,7 @@ mod turns;
 use std::time::Duration;
 
 use protocol::control::{ChoiceStart, Job, JobErrorKind, JobEvent, KvSource};
-use protocol::window::HaveBlocks;
+use protocol::moved::HaveBlocks;
 
 use self::bench::{Bench, STATES, at};
 use super::{Action, is_last};

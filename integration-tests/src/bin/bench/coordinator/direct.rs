@@ -16,8 +16,8 @@ use protocol::control::{
     ChoiceStart, CoordinatorMessage, DecodeJob, HandoffTarget, Job, JobEvent, KvSource, NodeMessage, PrefillJob,
 };
 use protocol::ids::{Epoch, NodeId, RequestId, Role, Ticket};
+use protocol::moved::HaveBlocks;
 use protocol::sampling::{SamplingParams, StopRules};
-use protocol::window::HaveBlocks;
 use runtime::clock::Clock;
 use runtime::framing::{MessageReader, MessageWriter};
 use runtime::identity::Identity;

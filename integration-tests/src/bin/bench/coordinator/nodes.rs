@@ -14,8 +14,9 @@ use protocol::control::{
 };
 use protocol::ids::{NodeId, Role, Ticket};
 use protocol::kv::{KvDtype, KvLayout, ModelIdentity};
+use protocol::moved::HaveBlocks;
 use protocol::sampling::SampledToken;
-use protocol::window::{Groups, HaveBlocks};
+use protocol::window::Groups;
 use runtime::framing::{MessageReader, MessageWriter};
 use runtime::identity::Identity;
 use runtime::quic::{Alpn, Expect, QuicEndpoint};
