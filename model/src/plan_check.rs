@@ -143,7 +143,7 @@ impl PlanChecker {
         let groups = self.limits.groups.count();
         if blocks.len() / groups * self.limits.block_tokens < end || !blocks.len().is_multiple_of(groups) {
             return Err(invalid(format!(
-                "{} blocks of {} tokens in {groups} groups of layers do not cover {end} positions",
+                "{} blocks of {} tokens do not cover {end} positions in {groups} groups of layers",
                 blocks.len(),
                 self.limits.block_tokens
             )));

@@ -93,10 +93,10 @@ fn what_a_model_is_and_needs_is_printed() {
     ] {
         assert!(gemma.contains(words), "{words}: {gemma}");
     }
-    // Of a longer text the layers with a window keep that, and what a chunk of 512 is computed into.
+    // Of a longer text the layers with a window keep that, and what a chunk of 256 is computed into.
     let long = say("gemma3", &["--tokens", "4000"]);
     assert!(
-        long.contains(&format!("KV of 4000 tokens   {} bytes", (250 + 6 * 34) * 4_096)),
+        long.contains(&format!("KV of 4000 tokens   {} bytes", (250 + 6 * 18) * 4_096)),
         "{long}"
     );
     let deepseek = say("deepseek-v3", &["--kv-dtype", "f32", "--block-tokens", "32"]);
