@@ -131,7 +131,7 @@ fn decision(criterion: &mut Criterion) {
         }
     }
     assert_eq!(nodes.prefixes().blocks() as u64, CACHED_BLOCKS / NODES * NODES);
-    let cached = nodes.prefixes().matches(&names, nodes.kept().group(0));
+    let cached = nodes.prefixes().matches(&names, nodes.kept().told());
     let wanted = Wanted {
         prefill: Some(&shape),
         decode: Some(&shape),
@@ -151,7 +151,7 @@ fn decision(criterion: &mut Criterion) {
         });
     });
     group.bench_function("look_up", |bencher| {
-        bencher.iter(|| nodes.prefixes().matches(black_box(&names), nodes.kept().group(0)));
+        bencher.iter(|| nodes.prefixes().matches(black_box(&names), nodes.kept().told()));
     });
     group.bench_function("names", |bencher| {
         bencher.iter(|| nodes.block_names(black_box(&tokens), None));

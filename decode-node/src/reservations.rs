@@ -48,7 +48,7 @@ impl BlockSink for Sink {
     fn write(&self, header: &FrameHeader, payload: &[u8]) -> Result<(), String> {
         let Some(first_block) = header.first_block.checked_sub(self.extent.first_block) else {
             return Err(format!(
-                "block {} is one of the first {}, which are here already",
+                "block {} is none that has to come: these have numbers from {} on",
                 header.first_block, self.extent.first_block
             ));
         };
@@ -128,11 +128,7 @@ impl Reservations {
         if moved.len() as usize != writer.num_blocks() {
             return None;
         }
-        let extent = Extent {
-            layers: self.layout.num_layers,
-            first_block: moved.first(),
-            blocks: moved.len(),
-        };
+        let extent = Extent::of(&self.layout, &moved);
         let entry = Entry {
             request: admission.request,
             epoch: admission.epoch,

@@ -234,7 +234,7 @@ impl DecodeRole {
         let writer = self
             .context
             .pool
-            .writer(reserved.awaited_blocks())
+            .writer(reserved.blocks_to_fill())
             .map_err(|error| error.to_string())?;
         let ticket = Ticket(getrandom::u64().map_err(|error| format!("no random ticket: {error}"))?);
         let num_tokens = u32::try_from(job.token_ids.len()).map_err(|_| "token_ids is too long".to_owned())?;

@@ -58,7 +58,7 @@ impl BlockManager {
             kept,
             free: (0..total as u32).rev().map(BlockId).collect(),
             ref_counts: vec![0; total],
-            cache: prefix_cache.then(|| PrefixCache::new(total, block_tokens)),
+            cache: prefix_cache.then(|| PrefixCache::new(total, block_tokens, kept.told_group())),
             releases: 0,
         }
     }
@@ -186,7 +186,7 @@ impl BlockManager {
             && of.indexed < full
             && let Some(wanted) = of.wanted(content, group, self.block_tokens)
         {
-            let name = cache.name(of.name(group), &wanted);
+            let name = cache.name(of.name(), &wanted);
             let node = match cache.find(name, &wanted) {
                 Found::Nothing => cache.insert(name, &wanted),
                 Found::Node(node) => node,

@@ -162,8 +162,8 @@ pub enum LimitsError {
     },
     /// The arrays of a plan could outgrow their 32-bit indices.
     #[error(
-        "a step could hold {largest} elements; total_blocks, max_batch_tokens and max_num_seqs x max_seq_len must be \
-         at most 4294967295"
+        "a step could hold {largest} elements; total_blocks, max_batch_tokens, max_num_seqs x max_seq_len and the blocks of as many \
+         sequences in all groups of layers must be at most 4294967295"
     )]
     TooLarge {
         /// Elements of the largest array.

@@ -11,7 +11,7 @@ pub struct BlockId(pub u32);
 
 impl BlockId {
     /// Stands in a block table for a block that the sequence has let go of, as no row will see it again
-    /// (`EngineLimits::window`). It is in no pool.
+    /// (`EngineLimits::groups`). It is in no pool.
     pub const NONE: Self = Self(u32::MAX);
 
     /// Whether there is a block.
@@ -77,6 +77,11 @@ impl<'a> GroupBlocks<'a> {
     /// The same table, for another group.
     pub fn of(self, group: usize) -> Self {
         Self { group, ..self }
+    }
+
+    /// Which group.
+    pub fn group(&self) -> usize {
+        self.group
     }
 
     /// How many there are.

@@ -85,6 +85,7 @@ pub(crate) enum Found {
 #[derive(Debug)]
 pub(crate) struct PrefixCache {
     block_tokens: usize,
+    told: u32,
     /// By block.
     nodes_of: Vec<Option<NodeId>>,
     nodes: Vec<Option<Node>>,
@@ -104,10 +105,11 @@ pub(crate) struct PrefixCache {
 }
 
 impl PrefixCache {
-    /// An empty index for `total` blocks of `block_tokens` tokens.
-    pub(crate) fn new(total: usize, block_tokens: usize) -> Self {
+    /// An empty index for `total` blocks of `block_tokens` tokens. Others are told of the group of layers `told`.
+    pub(crate) fn new(total: usize, block_tokens: usize, told: usize) -> Self {
         Self {
             block_tokens,
+            told: told as u32,
             nodes_of: vec![None; total],
             nodes: Vec::new(),
             unused: Vec::new(),
@@ -121,10 +123,10 @@ impl PrefixCache {
         }
     }
 
-    /// Remembers a change in the first group of layers. Others are told of these only: they know by them what a prompt finds
-    /// here, unless blocks of other groups have gone before.
+    /// Remembers a change in the group that others are told of: they know by it what a prompt finds here, unless blocks of other
+    /// groups have gone before.
     fn note(&mut self, group: u32, event: CacheEvent) {
-        if group > 0 {
+        if group != self.told {
             return;
         }
         if self.changes.len() < self.nodes_of.len() {
@@ -145,9 +147,9 @@ impl PrefixCache {
         !std::mem::take(&mut self.overflown)
     }
 
-    /// The names of all indexed blocks of the first group of layers, on the wire.
+    /// The names of all indexed blocks of the group that others are told of, on the wire.
     pub(crate) fn wire_names(&self) -> impl Iterator<Item = u64> {
-        let told = |node: &Node| node.group == 0 && node.block.is_some();
+        let told = |node: &Node| node.group == self.told && node.block.is_some();
         let nodes = self.nodes.iter().flatten().filter(move |node| told(node));
         nodes.map(|node| wire_name(node.name))
     }
@@ -204,9 +206,15 @@ impl PrefixCache {
         self.get(node).map_or(0, |node| node.name)
     }
 
-    /// The name of a block after the one named `before` (0 for none).
-    pub(crate) fn name(&mut self, before: BlockName, wanted: &Wanted<'_>) -> BlockName {
-        self.names.next(before, wanted.key, wanted.tokens)
+    /// The name of a block after the one named `before`; `None`: of a first block.
+    pub(crate) fn name(&mut self, before: Option<BlockName>, wanted: &Wanted<'_>) -> BlockName {
+        // First names of groups differ as those after different blocks do. Others know the name that follows 0.
+        let first = if wanted.group == self.told {
+            0
+        } else {
+            BlockName::from(wanted.group) + 1
+        };
+        self.names.next(before.unwrap_or(first), wanted.key, wanted.tokens)
     }
 
     /// Looks for a node by its name.

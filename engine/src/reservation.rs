@@ -75,7 +75,7 @@ impl Reservation {
     }
 
     /// The blocks of [`Reservation::moved`], in the order of their numbers.
-    pub fn awaited_blocks(&self) -> Vec<BlockId> {
+    pub fn blocks_to_fill(&self) -> Vec<BlockId> {
         let (count, blocks) = (self.groups.count(), self.table.blocks());
         let all = self.moved().into_iter().flat_map(|moved| moved.iter());
         all.filter_map(|(group, place)| blocks.get(place as usize * count + group).copied())

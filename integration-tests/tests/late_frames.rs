@@ -153,11 +153,7 @@ impl Pair {
             epoch: Epoch(epoch),
             fingerprint: FINGERPRINT,
         };
-        let extent = Extent {
-            layers: LAYOUT.num_layers,
-            first_block: 0,
-            blocks: BLOCKS,
-        };
+        let extent = Extent::of_one_group(LAYOUT.num_layers, 0, BLOCKS);
         let limits = SendLimits {
             frame_bytes: 2 * LAYOUT.layer_block_bytes(),
             max_resends: 0,

@@ -134,6 +134,18 @@ async fn layers_with_a_window_keep_and_send_that_beside_layers_that_keep_everyth
     check(&GEMMA).await
 }
 
+/// So many handoffs were committed, and none failed.
+async fn committed(watched: &Watched, handoffs: usize) -> Result<()> {
+    let pushes = "baton_kv_pushes_total";
+    let done = watched.prefill_count(pushes, &["result=\"committed\""]).await?;
+    let failed = watched.prefill_count(pushes, &["result=\"failed\""]).await?;
+    ensure!(
+        (done as usize, failed) == (handoffs, 0),
+        "{done} handoffs of {handoffs} were committed, {failed} failed"
+    );
+    Ok(())
+}
+
 async fn check(model: &Model) -> Result<()> {
     let mut reference = Reference::open(&model.path(), config::KvDtypeConfig::F16)?;
     let cases = cases(&mut reference)?;
@@ -147,6 +159,7 @@ async fn check(model: &Model) -> Result<()> {
         sent == 2 * windows,
         "sent {sent} bytes, {windows} twice are the windows"
     );
+    committed(&cold, 2 * cases.len()).await?;
     drop(cold);
     // With caches, and room for them, there is less to send; what is found has been let go of before.
     let roomy = [apart[0], "engine.kv_pool_tokens=1600"];
@@ -157,6 +170,7 @@ async fn check(model: &Model) -> Result<()> {
         hits > 0 && sent_warm < sent,
         "{hits} tokens were cached, {sent_warm} bytes sent"
     );
+    committed(&warm, 2 * cases.len()).await?;
     drop(warm);
     // And where a decode node computes the prompts itself.
     serve(model, &cases, &reference, &["coordinator.local_prefill=always"]).await?;

@@ -111,11 +111,7 @@ struct Figures {
 }
 
 fn measure(transfer: &TransferConfig, handoffs: u32, tokens: u32) -> Result<Figures, Failure> {
-    let extent = Extent {
-        layers: LAYOUT.num_layers,
-        first_block: 0,
-        blocks: LAYOUT.blocks_for(tokens as usize) as u32,
-    };
+    let extent = Extent::of_one_group(LAYOUT.num_layers, 0, LAYOUT.blocks_for(tokens as usize) as u32);
     let ca = CertificateAuthority::generate()?;
     let (decode_runtime, prefill_runtime) = (one_thread()?, one_thread()?);
     let pool = vec![0; extent.parts() as usize * LAYOUT.layer_block_bytes()];

@@ -38,8 +38,8 @@ pub trait BlockSink: Send + Sync {
     /// What must arrive.
     fn extent(&self) -> Extent;
 
-    /// Writes a frame that has passed all checks. `header.first_block` is an index into the sequence's block table, not
-    /// into the extent. An error ends the handoff; it is what a revoked reservation answers.
+    /// Writes a frame that has passed all checks. `header.first_block` is a number as the extent's are
+    /// ([`protocol::moved::Moved`]). An error ends the handoff; it is what a revoked reservation answers.
     fn write(&self, header: &FrameHeader, payload: &[u8]) -> Result<(), String>;
 }
 

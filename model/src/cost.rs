@@ -15,7 +15,7 @@ pub struct StepCost {
     pub layer_bytes: u64,
     /// Bytes of the packed output head, read once a step that samples.
     pub head_bytes: u64,
-    /// Bytes of K and V of all layers, for one position of one sequence.
+    /// Bytes of K and V of all layers, for one position of one sequence, room in blocks that no layer uses included.
     pub kv_bytes: u64,
 }
 

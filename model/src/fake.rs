@@ -321,13 +321,10 @@ fn mix(hash: u64, i: u64) -> u64 {
 
 /// Where the KV of the layers is, in their order: all those of a group, then those of the next one.
 fn places(layout: &KvLayout) -> impl Iterator<Item = KvPlace> + use<> {
-    let layers = layout.num_layers;
+    let layout = *layout;
     (0..layout.groups.count() as u32).flat_map(move |group| {
-        (0..layers).map(move |layer| KvPlace {
-            group,
-            layer,
-            complete: layer + 1,
-        })
+        let layers = 0..layout.layers_of(group as usize);
+        layers.map(move |layer| KvPlace { group, layer })
     })
 }
 
@@ -340,7 +337,7 @@ fn read_positions(
     state: &mut Xxh3,
 ) {
     for position in positions {
-        for layer in 0..layout.num_layers {
+        for layer in 0..layout.layers_of(blocks.group()) {
             token_bytes(access, layout, blocks, layer, position, |bytes| state.update(bytes));
         }
     }

@@ -154,7 +154,7 @@ impl fmt::Display for Inspection {
         let (each, block, dtype) = (self.kv_bytes_per_token(), layout.block_tokens, layout.dtype.as_str());
         let groups = match layout.groups.count() {
             1 => String::new(),
-            count => format!(" in {} layers: the model has {count} such groups", layout.num_layers),
+            count => format!(", a block for {} of the layers ({count} groups)", layout.num_layers),
         };
         writeln!(
             f,

@@ -2,7 +2,7 @@
 //!
 //! Layers with a window let go of what lies before it, and layers without need it to the end; so they are in different blocks
 //! ([`protocol::window::Groups`]). Blocks are of one size, so groups are of as many layers each. The last group of either kind
-//! may be short of some: its blocks have room that nobody uses. How many layers a group has is chosen so that this room is small, and
+//! may be short of some: its blocks have room that nobody uses, and that no handoff moves. How many layers a group has is chosen so that this room is small, and
 //! groups are few.
 
 use protocol::kv::KvPlace;
@@ -49,22 +49,22 @@ impl LayerGroups {
         let groups = match (of_kind(full), of_kind(sliding)) {
             (_, 0) => Groups::ONE,
             (0, _) => Groups::sliding(widest),
-            (full, sliding) => Groups::mixed(full, sliding, widest),
+            (many, more) => {
+                let spare = |groups: u32, of_kind: usize| groups * layers as u32 - of_kind as u32;
+                Groups::mixed(many, more, widest).with_spare(spare(many, full), spare(more, sliding))
+            }
         };
         let (mut next_full, mut next_sliding) = (0, 0);
         let places = windows.iter().map(|window| {
-            let (next, first, of_kind) = match window {
-                None => (&mut next_full, 0, full),
-                Some(_) => (&mut next_sliding, full.div_ceil(layers), sliding),
+            let (next, first) = match window {
+                None => (&mut next_full, 0),
+                Some(_) => (&mut next_sliding, full.div_ceil(layers)),
             };
             let (group, layer) = (first + *next / layers, *next % layers);
             *next += 1;
-            // What the last group lacks is as good as there.
-            let complete = if *next == of_kind { layers } else { layer + 1 };
             KvPlace {
                 group: group as u32,
                 layer: layer as u32,
-                complete: complete as u32,
             }
         });
         Self {
@@ -123,29 +123,30 @@ mod tests {
         // Gemma 3 of 270M, 1B, 4B, 12B and 27B; Gemma 2 of 2B; Qwen 2 whose last 7 of 28 layers slide.
         let of = |groups: &LayerGroups| (groups.groups, groups.layers);
         assert_eq!(of(&every(6, 18)), (Groups::mixed(1, 5, 512), 3));
-        assert_eq!(of(&every(6, 26)), (Groups::mixed(1, 6, 512), 4));
-        assert_eq!(of(&every(6, 34)), (Groups::mixed(1, 6, 512), 5));
+        assert_eq!(of(&every(6, 26)), (Groups::mixed(1, 6, 512).with_spare(0, 2), 4));
+        assert_eq!(of(&every(6, 34)), (Groups::mixed(1, 6, 512).with_spare(0, 1), 5));
         assert_eq!(of(&every(6, 48)), (Groups::mixed(1, 5, 512), 8));
-        assert_eq!(of(&every(6, 62)), (Groups::mixed(1, 6, 512), 10));
+        assert_eq!(of(&every(6, 62)), (Groups::mixed(1, 6, 512).with_spare(0, 8), 10));
         assert_eq!(of(&every(2, 26)), (Groups::mixed(1, 1, 512), 13));
         let late: Vec<_> = (0..28).map(|layer| (layer >= 21).then_some(9)).collect();
         assert_eq!(of(&LayerGroups::new(&late)), (Groups::mixed(3, 1, 9), 7));
     }
 
     #[test]
-    fn every_layer_has_a_place_of_its_own_and_every_group_is_completed_last() {
+    fn every_layer_has_a_place_of_its_own_and_groups_are_filled_in_order() {
         for layers in 1..40 {
             for nth in 2..9 {
                 let found = every(nth, layers);
                 let mut seen = std::collections::BTreeSet::new();
-                let mut complete = vec![0; found.groups.count()];
+                let mut filled = vec![0; found.groups.count()];
                 for (layer, place) in found.places.iter().enumerate() {
                     assert!(seen.insert((place.group, place.layer)), "{layer} of {layers}");
                     assert_eq!(found.groups.slides(place.group as usize), (layer + 1) % nth > 0);
-                    assert_eq!(complete[place.group as usize], place.layer, "in order");
-                    complete[place.group as usize] = place.complete;
+                    assert_eq!(filled[place.group as usize], place.layer, "in order");
+                    filled[place.group as usize] += 1;
                 }
-                assert_eq!(complete, vec![found.layers as u32; complete.len()]);
+                let expected = (0..filled.len()).map(|group| found.layers as u32 - found.groups.spare(group));
+                assert_eq!(filled, expected.collect::<Vec<_>>());
             }
         }
     }

@@ -19,7 +19,7 @@ pub enum PoolSizeError {
         given: usize,
         /// Tokens that fit.
         tokens: usize,
-        /// Bytes of a block in all layers.
+        /// Bytes of a block's tokens in all layers.
         block: usize,
         /// Most tokens of a sequence that are kept at once.
         needed: usize,

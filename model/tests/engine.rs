@@ -147,6 +147,6 @@ fn the_fake_under_the_engine() {
     );
     let sliding = Groups::sliding(40);
     check(|| FakeModel::new(&config(sliding)).unwrap().runner, 512, sliding);
-    let mixed = Groups::mixed(1, 2, 40);
+    let mixed = Groups::mixed(1, 2, 40).with_spare(1, 1);
     check(|| FakeModel::new(&config(mixed)).unwrap().runner, 512, mixed);
 }

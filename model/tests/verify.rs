@@ -88,7 +88,7 @@ fn what_a_model_is_and_needs_is_printed() {
         "16 positions, in 6 of 7 layers",
         "512 outputs, 485 tokens",
         "16 positions, in 6 of 7 layers; what lies before it is not kept",
-        "1792 bytes a token (f16), in blocks of 16 tokens in 1 layers: the model has 7 such groups",
+        "1792 bytes a token (f16), in blocks of 16 tokens, a block for 1 of the layers (7 groups)",
         "KV of 100 tokens   200704 bytes",
     ] {
         assert!(gemma.contains(words), "{words}: {gemma}");

@@ -385,10 +385,10 @@ impl ReservedBlocks {
     }
 
     /// The blocks that have to be filled, in the order of the numbers that they have in a handoff.
-    pub fn awaited_blocks(&self) -> Vec<BlockId> {
+    pub fn blocks_to_fill(&self) -> Vec<BlockId> {
         self.reservation
             .as_ref()
-            .map_or(Vec::new(), Reservation::awaited_blocks)
+            .map_or(Vec::new(), Reservation::blocks_to_fill)
     }
 
     /// How many of the first blocks need not come. Others may have them too: they must not be written.

@@ -229,11 +229,7 @@ impl PrefillRole {
                 return Err(Stop::failed(JobErrorKind::Invalid, problem));
             }
         }
-        let extent = Extent {
-            layers: layout.num_layers,
-            first_block: moved.first(),
-            blocks: moved.len(),
-        };
+        let extent = Extent::of(layout, &moved);
         let push = self.pusher.open(target, open, extent, deadline)?;
         Ok(Handoff {
             push,

@@ -91,18 +91,12 @@ pub struct KvPlace {
     pub group: u32,
     /// Which layer of the group's blocks it is.
     pub layer: u32,
-    /// How many layers of these blocks are there when this one is: `layer + 1`, or all of the block if nothing follows.
-    pub complete: u32,
 }
 
 impl KvPlace {
     /// The place of a layer of a model whose layers are all in one group.
     pub const fn in_one_group(layer: u32) -> Self {
-        Self {
-            group: 0,
-            layer,
-            complete: layer + 1,
-        }
+        Self { group: 0, layer }
     }
 }
 
@@ -123,6 +117,20 @@ impl KvLayout {
     /// Bytes of one block in all its layers; the largest number where they are more.
     pub fn block_bytes(&self) -> usize {
         self.layer_block_bytes().saturating_mul(self.num_layers as usize)
+    }
+
+    /// Layers of the model in a group; the blocks' other layers are not used.
+    pub fn layers_of(&self, group: usize) -> u32 {
+        self.num_layers.saturating_sub(self.groups.spare(group))
+    }
+
+    /// What is wrong with a layout that somebody else names, beside what is 0.
+    pub fn check(&self) -> Result<(), String> {
+        self.groups.check()?;
+        match (0..self.groups.count()).find(|group| self.layers_of(*group) == 0) {
+            Some(group) if self.num_layers > 0 => Err(format!("groups: group {group} has no layers")),
+            _ => Ok(()),
+        }
     }
 
     /// Bytes of KV that a token takes in all groups; the largest number where they are more.

@@ -91,6 +91,11 @@ impl Moved {
         self.len() == 0
     }
 
+    /// How many blocks of a group hold the prompt.
+    pub fn end_place(&self) -> u32 {
+        self.blocks
+    }
+
     /// Which places of a group's list of blocks are moved.
     pub fn places(&self, group: usize) -> Range<u32> {
         self.have(group)..self.blocks

@@ -23,6 +23,8 @@ pub struct Groups {
     sliding: u32,
     /// Positions that a row sees in the layer with a window that sees most, its own included. 0 where no layer has one.
     window: u32,
+    /// Layers that the last group without a window has less than the others, and those that the last one with a window has less.
+    spare: (u32, u32),
 }
 
 impl Groups {
@@ -31,6 +33,7 @@ impl Groups {
         full: 1,
         sliding: 0,
         window: 0,
+        spare: (0, 0),
     };
 
     /// All layers are in one group, and see so many positions at most.
@@ -39,12 +42,43 @@ impl Groups {
             full: 0,
             sliding: 1,
             window,
+            spare: (0, 0),
         }
     }
 
     /// So many groups of layers that see everything, and so many of layers that see `window` positions at most.
     pub const fn mixed(full: u32, sliding: u32, window: u32) -> Self {
-        Self { full, sliding, window }
+        Self {
+            full,
+            sliding,
+            window,
+            spare: (0, 0),
+        }
+    }
+
+    /// The same, whose last group of each kind lacks some layers: of those without a window, and of those with one.
+    pub const fn with_spare(self, full: u32, sliding: u32) -> Self {
+        Self {
+            spare: (full, sliding),
+            ..self
+        }
+    }
+
+    /// How many layers a group has less than its blocks have room for.
+    pub const fn spare(self, group: usize) -> u32 {
+        if group + 1 == self.full as usize {
+            self.spare.0
+        } else if group + 1 == self.count() {
+            self.spare.1
+        } else {
+            0
+        }
+    }
+
+    /// The group of which a node tells others what it has cached. Windows are forgotten first, so that one with a window decides what a
+    /// prompt finds.
+    pub const fn told(self) -> usize {
+        if self.sliding > 0 { self.full as usize } else { 0 }
     }
 
     /// One group, with this window if there is one.
@@ -58,6 +92,7 @@ impl Groups {
             full: self.full + self.sliding,
             sliding: 0,
             window: 0,
+            spare: (0, 0),
         }
     }
 
@@ -110,7 +145,9 @@ impl fmt::Display for Groups {
             } => write!(f, "no window"),
             Self { sliding: 0, full, .. } => write!(f, "{full} groups of layers, no window"),
             Self { full: 0, window, .. } => write!(f, "a window of {window} tokens"),
-            Self { full, sliding, window } => write!(
+            Self {
+                full, sliding, window, ..
+            } => write!(
                 f,
                 "a window of {window} tokens in {sliding} of {} groups of layers",
                 u64::from(full) + u64::from(sliding)
@@ -252,6 +289,29 @@ impl Kept {
         of_full.saturating_add(of_sliding)
     }
 
+    /// The number of the group of which nodes tell what they have cached.
+    pub fn told_group(&self) -> usize {
+        self.groups.told()
+    }
+
+    /// The group of which nodes tell what they have cached.
+    pub fn told(&self) -> GroupKept {
+        self.group(self.told_group())
+    }
+
+    /// About how many tokens `sequences` sequences with `blocks` blocks have; where all layers have a window, at least.
+    pub fn tokens_in(&self, sequences: usize, blocks: usize) -> usize {
+        let (full, sliding) = (self.groups.full as usize, self.groups.sliding as usize);
+        let places = if full == 0 || sliding == 0 {
+            blocks / self.count()
+        } else {
+            // Those of long texts, and those of short ones.
+            let windows = self.sliding.most_blocks(usize::MAX / 2, 1) * sliding * sequences;
+            (blocks.saturating_sub(windows) / full).max(blocks / self.count())
+        };
+        places * self.full.block_tokens
+    }
+
     /// Blocks that hold `tokens` tokens, kept or not.
     pub fn all_blocks(&self, tokens: usize) -> usize {
         self.sum(|kept| kept.all_blocks(tokens))
@@ -371,6 +431,14 @@ mod tests {
         // Two sequences that share nine blocks, of which windows still have one.
         assert_eq!(kept.most_blocks_of(2, 9, 40, 1), 11 + 5 * (3 + 2));
         assert_eq!(kept.missing_blocks(41, 2, 40), 9 + 5 * (11 - 8));
+        assert_eq!(kept.told(), sliding);
+        for (sequences, tokens) in [(1, 8), (1, 400), (3, 400)] {
+            let blocks = sequences * kept.most_blocks(tokens, 1);
+            assert_eq!(kept.tokens_in(sequences, blocks), sequences * tokens);
+        }
+        for groups in [Groups::ONE, Groups::sliding(8)] {
+            assert_eq!((groups.told(), Kept::new(groups, 4).tokens_in(2, 5)), (0, 20));
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub const VOCAB: u32 = 16;
 pub const EOS: u32 = VOCAB - 1;
 /// Tokens of a KV block.
 pub const BLOCK_TOKENS: usize = 4;
-/// Layers of a block; the model has as many for each group.
+/// Layers of a block; the model has as many for each group, or less for the last of a kind.
 const LAYERS: u32 = 2;
 /// One in so many tokens is the end-of-sequence token.
 const EOS_RATE: u64 = 40;
@@ -134,13 +134,11 @@ impl Pool {
 
     /// Where the KV of the model's layers is, in their order.
     fn places(&self) -> impl Iterator<Item = KvPlace> + use<> {
+        let layout = layout(self.groups);
         let groups = 0..self.groups.count() as u32;
-        groups.flat_map(|group| {
-            (0..LAYERS).map(move |layer| KvPlace {
-                group,
-                layer,
-                complete: layer + 1,
-            })
+        groups.flat_map(move |group| {
+            let layers = 0..layout.layers_of(group as usize);
+            layers.map(move |layer| KvPlace { group, layer })
         })
     }
 
@@ -153,11 +151,9 @@ impl Pool {
     /// Turns over a bit of what the blocks of a group hold of a position.
     pub fn rot(&mut self, table: &[BlockId], (group, position): (usize, usize), random: &mut Random) {
         if position / BLOCK_TOKENS < table.len() / self.groups.count() {
-            let layer = random.below(u64::from(LAYERS)) as u32;
-            let place = KvPlace {
-                group: group as u32,
-                ..KvPlace::in_one_group(layer)
-            };
+            let layer = random.below(u64::from(layout(self.groups).layers_of(group))) as u32;
+            let group = group as u32;
+            let place = KvPlace { group, layer };
             let at = self.slot(place, table, position) + random.below(SLOT as u64) as usize;
             self.bytes[at] ^= 1 << random.below(8);
         }

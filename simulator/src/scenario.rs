@@ -331,6 +331,9 @@ fn groups(random: &mut Random) -> Groups {
     let window = random.within(2..40) as u32;
     match random.below(3) {
         0 => Groups::sliding(window),
-        full => Groups::mixed(full as u32, random.within(1..4) as u32, window),
+        full => {
+            let groups = Groups::mixed(full as u32, random.within(1..4) as u32, window);
+            groups.with_spare(random.below(2) as u32, random.below(2) as u32)
+        }
     }
 }

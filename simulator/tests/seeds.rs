@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use config::LocalPrefillConfig;
+use protocol::window::Groups;
 use simulator::scenario::{Faults, Scenario, Size};
 use simulator::world::Tally;
 use simulator::{run, run_late_frames, run_scenario};
@@ -44,6 +45,35 @@ fn whatever_goes_wrong_answers_are_exact_or_end_with_an_error_and_nothing_is_lef
     }
     assert!(total.preempted > 0, "{total:?}");
     assert!(total.answered > 10 * total.failed, "{total:?}");
+}
+
+#[test]
+fn models_of_all_kinds_hand_over() {
+    let kinds = [
+        Groups::ONE,
+        Groups::sliding(9),
+        Groups::mixed(1, 1, 9),
+        Groups::mixed(2, 3, 17).with_spare(1, 1),
+    ];
+    for groups in kinds {
+        let total = run_all(0..12, |seed| {
+            let calm = Scenario::calm(seed, Size::default());
+            let (blocks, local_prefill) = (vec![80; calm.blocks.len()], LocalPrefillConfig::Never);
+            let scenario = Scenario {
+                groups,
+                blocks,
+                local_prefill,
+                ..calm
+            };
+            run_scenario(seed, scenario, false)
+        });
+        assert!(total.handed_off > total.answered / 2, "{groups}: {total:?}");
+        assert_eq!(
+            (total.failed, total.restarted, total.moved),
+            (0, 0, 0),
+            "{groups}: {total:?}"
+        );
+    }
 }
 
 #[test]

@@ -119,7 +119,7 @@ impl PrefixIndex {
         self.version
     }
 
-    /// For each node, how many of the blocks named `hashes` it has, which are those of the first group of layers, from the first on; where blocks leave a window, it need
+    /// For each node, how many of the blocks named `hashes` it has, which are those of the group of layers that nodes tell of, from the first on; where blocks leave a window, it need
     /// not have those that a row behind them does not see.
     pub fn matches(&self, hashes: &[u64], kept: GroupKept) -> Matches {
         let mut matches = BTreeMap::new();

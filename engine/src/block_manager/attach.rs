@@ -32,7 +32,7 @@ impl Walk {
         while at.indexed < limit
             && let Some(wanted) = at.wanted(content, group, block_tokens)
         {
-            let name = cache.name(at.name(group), &wanted);
+            let name = cache.name(at.name(), &wanted);
             let Found::Node(node) = cache.find(name, &wanted) else {
                 break;
             };

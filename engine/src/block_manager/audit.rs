@@ -34,7 +34,8 @@ impl BlockManager {
         }
         self.audit_free(problems);
         if let Some(cache) = &self.cache {
-            cache.audit(&self.ref_counts, !self.kept.slides(), problems);
+            let whole = |group: u32| !self.kept.group(group as usize).slides();
+            cache.audit(&self.ref_counts, whole, problems);
         }
     }
 
@@ -79,7 +80,7 @@ impl BlockManager {
             let indexed = self.cache.as_ref().is_some_and(|cache| cache.is_indexed(block));
             let references = self.ref_counts[block.0 as usize];
             // Who shared it and indexed it may have let go of it.
-            let others = references > 1 || self.kept.slides();
+            let others = references > 1 || self.kept.group(group).slides();
             if indexed != (place < of.indexed) && !(indexed && others) {
                 problems.push(format!(
                     "block {} is number {place} of a table with {} indexed blocks; indexed is {indexed}, with \

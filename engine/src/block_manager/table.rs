@@ -126,9 +126,8 @@ impl GroupTable {
         (self.closed, self.indexed, self.tail) = (true, 0, None);
     }
 
-    /// The name that the next block's is chained to.
-    pub(super) fn name(&self, group: usize) -> BlockName {
-        // The first names of groups differ as the first names after different blocks do.
-        self.tail.map_or(group as BlockName, |(_, name)| name)
+    /// The name that the next block's is chained to, if it is not the first one.
+    pub(super) fn name(&self) -> Option<BlockName> {
+        self.tail.map(|(_, name)| name)
     }
 }

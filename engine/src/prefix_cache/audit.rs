@@ -6,9 +6,9 @@ use super::{NodeId, PrefixCache};
 use crate::plan::BlockId;
 
 impl PrefixCache {
-    /// Compares the index with the reference counts, by block. `whole`: sequences refer to all their blocks, so a block has
-    /// no fewer references than one that continues it.
-    pub(crate) fn audit(&self, ref_counts: &[u32], whole: bool, problems: &mut Vec<String>) {
+    /// Compares the index with the reference counts, by block. `whole`, of a group of layers: sequences
+    /// refer to all their blocks, so a block has no fewer references than one that continues it.
+    pub(crate) fn audit(&self, ref_counts: &[u32], whole: impl Fn(u32) -> bool, problems: &mut Vec<String>) {
         let mut children = vec![0; self.nodes.len()];
         let (mut idle, mut nodes) = (0, 0);
         for (index, node) in self.nodes.iter().enumerate() {
@@ -41,7 +41,9 @@ impl PrefixCache {
             let above = self.get(parent);
             let fits = above.is_some_and(|above| {
                 let of_parent = above.block.map(|block| ref_counts[block.0 as usize]);
-                above.depth + 1 == node.depth && (!whole || of_parent >= references)
+                above.depth + 1 == node.depth
+                    && above.group == node.group
+                    && (!whole(node.group) || of_parent >= references)
             });
             if !fits {
                 problems.push(format!(
@@ -60,10 +62,10 @@ impl PrefixCache {
         }
     }
 
-    fn audit_children(&self, children: &[u32], whole: bool, problems: &mut Vec<String>) {
+    fn audit_children(&self, children: &[u32], whole: impl Fn(u32) -> bool, problems: &mut Vec<String>) {
         for (index, node) in self.nodes.iter().enumerate() {
             let Some(node) = node else { continue };
-            let bare = node.block.is_none() && (whole || node.children == 0);
+            let bare = node.block.is_none() && (whole(node.group) || node.children == 0);
             if node.children != children[index] || bare {
                 problems.push(format!(
                     "node {index} has {} children and counts {}; its block is {:?}",

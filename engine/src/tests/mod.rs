@@ -232,7 +232,7 @@ impl Bench {
     /// The KV of `tokens` arrives, as far as it is not there.
     fn receive(&mut self, reservation: &Reservation, tokens: &[u32]) {
         let block_tokens = self.engine.limits().block_tokens;
-        let awaited = reservation.awaited_blocks();
+        let awaited = reservation.blocks_to_fill();
         let moved = reservation.moved().unwrap();
         assert_eq!(moved.len() as usize, awaited.len());
         for ((_, place), block) in moved.iter().zip(awaited) {
@@ -457,7 +457,7 @@ impl Bench {
     fn reserved(&self) -> impl Iterator<Item = BlockId> {
         let awaited = self.promised.iter().map(|(reservation, ..)| reservation);
         let all = self.reservations.iter().chain(awaited);
-        all.flat_map(Reservation::awaited_blocks)
+        all.flat_map(Reservation::blocks_to_fill)
     }
 
     /// What the prefix cache tells of its changes adds up to what it holds.

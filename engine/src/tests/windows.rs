@@ -303,14 +303,14 @@ fn of_a_prompt_comes_all_in_some_layers_and_a_window_in_others() {
     // The row of position 101 sees 90..=101: of 26 blocks those from 22 on, in two groups of three.
     let have = HaveBlocks { full: 0, sliding: 22 };
     assert_eq!(reservation.have_blocks(), have);
-    assert_eq!(reservation.awaited_blocks().len(), 26 + 2 * 4);
+    assert_eq!(reservation.blocks_to_fill().len(), 26 + 2 * 4);
     assert_eq!(bench.engine.stats().owned_blocks, 26 + 2 * 4);
     bench.commit_choices(reservation, &wanted);
     bench.run();
     // What came is found again: all but the last, partial block, which begins behind the window's beginning.
     let again = bench.engine.reserve_prompt(&awaited(&prompt), 40, 2).unwrap();
     assert_eq!(again.have_blocks(), HaveBlocks { full: 25, sliding: 25 });
-    assert_eq!(again.awaited_blocks().len(), 3);
+    assert_eq!(again.blocks_to_fill().len(), 3);
     bench.commit_choices(again, &wanted);
     bench.run();
     // Of a longer prompt the beginning is there where everything is kept, and the window begins behind it.
@@ -327,7 +327,7 @@ fn of_a_prompt_comes_all_in_some_layers_and_a_window_in_others() {
         )
         .unwrap();
     assert_eq!(reservation.have_blocks(), HaveBlocks { full: 25, sliding: 37 });
-    assert_eq!(reservation.awaited_blocks().len(), 15 + 2 * 3);
+    assert_eq!(reservation.blocks_to_fill().len(), 15 + 2 * 3);
     bench.commit_choices(reservation, &longer);
     bench.run();
     bench.assert_complete_and_idle();

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use protocol::kv::KvLayout;
+use protocol::moved::Moved;
 use protocol::transfer::FrameHeader;
 
 /// What a handoff moves: all layers of a range of blocks, which have numbers ([`protocol::moved::Moved`]).
@@ -14,9 +15,50 @@ pub struct Extent {
     pub first_block: u32,
     /// Number of blocks.
     pub blocks: u32,
+    /// Blocks of one group of layers that hold the prompt, those that the receiver has included.
+    pub places: u32,
+    /// What lies within and is not moved: layers that blocks have room for and the model has not.
+    pub unused: [Part; 2],
 }
 
 impl Extent {
+    /// For a model whose layers are all in one group.
+    pub const fn of_one_group(layers: u32, first_block: u32, blocks: u32) -> Self {
+        Self {
+            layers,
+            first_block,
+            blocks,
+            places: first_block.saturating_add(blocks),
+            unused: [Part::NOTHING; 2],
+        }
+    }
+
+    /// What is moved of a prompt's blocks.
+    pub fn of(layout: &KvLayout, moved: &Moved) -> Self {
+        let unused = |group: usize| {
+            let (places, layers) = (moved.places(group), layout.layers_of(group));
+            if places.is_empty() || layers == layout.num_layers {
+                return None;
+            }
+            Some(Part {
+                first_layer: layers,
+                layers: layout.num_layers - layers,
+                first_block: moved.number(group, places.start),
+                blocks: places.end - places.start,
+            })
+        };
+        // The last group of each kind may be short of layers.
+        let mut short = (0..layout.groups.count()).filter_map(unused);
+        let mut next = || short.next().unwrap_or(Part::NOTHING);
+        Self {
+            layers: layout.num_layers,
+            first_block: moved.first(),
+            blocks: moved.len(),
+            places: moved.end_place(),
+            unused: [next(), next()],
+        }
+    }
+
     /// Number of (layer, block) pairs, which is also the largest number of frames.
     pub fn parts(&self) -> u64 {
         u64::from(self.layers) * u64::from(self.blocks)
@@ -63,6 +105,14 @@ pub struct Part {
 }
 
 impl Part {
+    /// No layers and no blocks.
+    pub const NOTHING: Self = Self {
+        first_layer: 0,
+        layers: 0,
+        first_block: 0,
+        blocks: 0,
+    };
+
     /// Bytes of its payload, if they can be counted.
     pub fn payload_bytes(&self, layout: &KvLayout) -> Option<u64> {
         (u64::from(self.layers) * u64::from(self.blocks)).checked_mul(layout.layer_block_bytes() as u64)
@@ -108,15 +158,20 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// Nothing seen. Takes one bit per (layer, block) of `extent`, which the caller has from its own side, not from the
+    /// Nothing seen, but for what is not moved. Takes one bit per (layer, block) of `extent`, which the caller has from its own side, not from the
     /// peer's.
     pub fn new(extent: Extent) -> Self {
         let words = usize::try_from(extent.parts().div_ceil(64)).unwrap_or(usize::MAX);
-        Self {
+        let mut coverage = Self {
             extent,
             words: vec![0; words],
             covered: 0,
+        };
+        for part in extent.unused {
+            // Nobody waits for it, and nobody may send it.
+            coverage.insert(&part);
         }
+        coverage
     }
 
     /// The extent.

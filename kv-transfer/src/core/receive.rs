@@ -135,7 +135,7 @@ pub enum Refusal {
         expected: u64,
     },
     /// The commit's token count does not fill the blocks.
-    #[error("num_tokens is {found}: that is {needs} blocks, the handoff ends at block {expected}")]
+    #[error("num_tokens is {found}: that is {needs} blocks, the handoff is of a prompt of {expected}")]
     NumTokens {
         /// The sender's.
         found: u32,
@@ -360,7 +360,7 @@ impl ReceiveSession {
             }));
         }
         let needs = u64::from(commit.num_tokens).div_ceil(u64::from(self.layout.block_tokens));
-        let expected = self.coverage.extent().end_block();
+        let expected = u64::from(self.coverage.extent().places);
         if needs != expected {
             let refusal = Refusal::NumTokens {
                 found: commit.num_tokens,

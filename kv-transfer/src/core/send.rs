@@ -66,7 +66,7 @@ pub enum SendError {
         block: u32,
     },
     /// The token count does not fill the blocks.
-    #[error("num_tokens is {found}: that is {needs} blocks, the handoff ends at block {expected}")]
+    #[error("num_tokens is {found}: that is {needs} blocks, the handoff is of a prompt of {expected}")]
     NumTokens {
         /// The count.
         found: u32,
@@ -234,7 +234,7 @@ impl SendSession {
             });
         }
         let needs = u64::from(num_tokens).div_ceil(u64::from(self.layout.block_tokens));
-        let expected = self.coverage.extent().end_block();
+        let expected = u64::from(self.coverage.extent().places);
         if needs != expected {
             return Err(SendError::NumTokens {
                 found: num_tokens,

@@ -2,6 +2,7 @@
 
 mod faults;
 mod frames;
+mod groups;
 mod handoff;
 mod link;
 mod node;
@@ -39,11 +40,7 @@ const FINGERPRINT: Fingerprint = Fingerprint(7);
 const TICKET: Ticket = Ticket(0xabcd);
 const EPOCH: Epoch = Epoch(3);
 /// Blocks 2..12 of a prompt of 45 tokens.
-const EXTENT: Extent = Extent {
-    layers: 5,
-    first_block: 2,
-    blocks: 10,
-};
+const EXTENT: Extent = Extent::of_one_group(5, 2, 10);
 const NUM_TOKENS: u32 = 45;
 /// Far longer than anything here takes: a wait that reaches it has failed.
 const PATIENCE: Duration = Duration::from_secs(20);

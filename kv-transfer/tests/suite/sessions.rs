@@ -306,11 +306,7 @@ fn absurd_headers_are_refused_without_overflow() {
         "{action:?}"
     );
     // An empty reservation takes no frame, and an empty handoff commits.
-    let nothing = Extent {
-        layers: 5,
-        first_block: 12,
-        blocks: 0,
-    };
+    let nothing = Extent::of_one_group(5, 12, 0);
     let (none, commit) = frames(nothing, 4_096, 1);
     assert!(none.is_empty());
     assert!(matches!(

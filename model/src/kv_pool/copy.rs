@@ -31,7 +31,7 @@ impl Drop for WriteClaim<'_> {
 }
 
 impl KvPool {
-    /// Copies blocks, one after the other, whole and in all layers. To be called before the step that needs them claims its
+    /// Copies blocks, one after the other, whole, in all layers that a block has. To be called before the step that needs them claims its
     /// plan.
     ///
     /// # Errors

@@ -119,10 +119,11 @@ impl PushSchedule {
         if end <= progress.next_block {
             return;
         }
-        let layers = place.complete.saturating_sub(progress.next_layer);
+        let done = place.layer + 1;
+        let layers = done.saturating_sub(progress.next_layer);
         let blocks = end - progress.next_block;
         let bytes = layers as usize * blocks as usize * self.layout.layer_block_bytes();
-        let last = place.complete == self.layout.num_layers;
+        let last = done == self.layout.layers_of(place.group as usize);
         if bytes < self.piece_bytes && !last {
             return;
         }
@@ -133,7 +134,7 @@ impl PushSchedule {
             first_block: progress.next_block,
             blocks,
         });
-        progress.next_layer = place.complete;
+        progress.next_layer = done;
         if last {
             progress.next_block = end;
         }
@@ -194,13 +195,14 @@ impl PushSchedule {
         let room = self.piece_bytes / self.layout.layer_block_bytes().max(1);
         // At least 1 and at most all there are: 32 bits suffice.
         let most_blocks = room.clamp(1, (end - start) as usize) as u32;
-        let most_layers = (room / most_blocks as usize).clamp(1, self.layout.num_layers as usize) as u32;
-        for first_layer in (0..self.layout.num_layers).step_by(most_layers as usize) {
+        let all = self.layout.layers_of(group as usize).max(1);
+        let most_layers = (room / most_blocks as usize).clamp(1, all as usize) as u32;
+        for first_layer in (0..all).step_by(most_layers as usize) {
             for first_block in (start..end).step_by(most_blocks as usize) {
                 self.early.push_back(Piece {
                     group,
                     first_layer,
-                    layers: most_layers.min(self.layout.num_layers - first_layer),
+                    layers: most_layers.min(all - first_layer),
                     first_block,
                     blocks: most_blocks.min(end - first_block),
                 });
@@ -212,6 +214,7 @@ impl PushSchedule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kv_transfer::core::{Coverage, Extent, Part};
     use proptest::prelude::*;
     use protocol::kv::KvDtype;
     use protocol::window::Groups;
@@ -324,8 +327,7 @@ mod tests {
             for layer in piece.first_layer..piece.first_layer + piece.layers {
                 for block in piece.first_block..piece.first_block + piece.blocks {
                     let end = ((block + 1) * 16).min(self.prompt);
-                    // A layer that no layer of the model is in is there from the start.
-                    let there = self.in_pool.get(&(piece.group, layer)).copied().unwrap_or(self.prompt);
+                    let there = self.in_pool[&(piece.group, layer)];
                     assert!(there >= end, "layer {layer} of block {block} is not there");
                     let number = self.schedule.moved().number(piece.group as usize, block);
                     self.sent.push((layer, number));
@@ -365,7 +367,7 @@ mod tests {
         #[test]
         fn every_layer_of_every_block_is_sent_once_and_when_it_is_there(
             (layers, full, sliding, mixed) in (1u32..6, 1u32..3, 1u32..3, any::<bool>()),
-            (spare, turns) in (0u32..2, any::<u64>()),
+            (spare_full, spare_sliding, turns) in (0u32..4, 0u32..4, any::<u64>()),
             chunks in proptest::collection::vec((1u32..60, proptest::option::weighted(0.2, 0u32..8)), 1..8),
             (have, have_more) in (0u32..4, 0u32..4),
             cached in 0u32..6,
@@ -375,10 +377,15 @@ mod tests {
             let prompt: u32 = chunks.iter().map(|(chunk, _)| chunk).sum();
             let blocks = prompt.div_ceil(16);
             let have = HaveBlocks { full: have.min(blocks), sliding: (have + have_more).min(blocks) };
-            let groups = if mixed { Groups::mixed(full, sliding, 40) } else { Groups::ONE };
+            let spare = |layers_less: u32| layers_less.min(layers - 1);
+            let groups = if mixed {
+                Groups::mixed(full, sliding, 40).with_spare(spare(spare_full), spare(spare_sliding))
+            } else {
+                Groups::ONE
+            };
             let hit = |blocks: u32| blocks.min((prompt - 1) / 16) * 16;
             let layout = KvLayout { groups, ..layout(layers) };
-            let places = places(&layout, spare, turns);
+            let places = places(&layout, turns);
             let mut journey = Journey {
                 schedule: PushSchedule::new(layout, prompt, have, piece_bytes).unwrap(),
                 in_pool: places.iter().map(|place| ((place.group, place.layer), hit(cached))).collect(),
@@ -412,24 +419,21 @@ mod tests {
             prop_assert!(journey.schedule.is_complete());
             let distinct: HashSet<_> = journey.sent.iter().copied().collect();
             prop_assert_eq!(distinct.len(), journey.sent.len());
+            // What the two ends of a handoff wait for.
             let moved = journey.schedule.moved();
-            prop_assert_eq!(journey.sent.len() as u32, layers * moved.len());
-            let numbers = moved.first()..moved.first() + moved.len();
-            prop_assert!(journey.sent.iter().all(|(_, number)| numbers.contains(number)));
+            let mut coverage = Coverage::new(Extent::of(&layout, &moved));
+            for (layer, number) in journey.sent {
+                let part = Part { first_layer: layer, layers: 1, first_block: number, blocks: 1 };
+                prop_assert!(coverage.insert(&part), "{}", part);
+            }
+            prop_assert_eq!(coverage.missing(), 0);
         }
     }
 
-    /// Places for the layers of a model, of which the last group lacks up to `spare`; their groups come in an order that
-    /// `turns` decides.
-    fn places(layout: &KvLayout, spare: u32, mut turns: u64) -> Vec<KvPlace> {
-        let (layers, count) = (layout.num_layers, layout.groups.count() as u32);
-        let most = |group: u32| {
-            if group + 1 == count {
-                layers - spare.min(layers - 1)
-            } else {
-                layers
-            }
-        };
+    /// Places for the layers of a model, whose groups come in an order that `turns` decides.
+    fn places(layout: &KvLayout, mut turns: u64) -> Vec<KvPlace> {
+        let count = layout.groups.count() as u32;
+        let most = |group: u32| layout.layers_of(group as usize);
         let mut next = vec![0; count as usize];
         let mut places = Vec::new();
         loop {
@@ -443,8 +447,7 @@ mod tests {
             turns = turns.rotate_right(7).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let layer = next[group as usize];
             next[group as usize] += 1;
-            let complete = if layer + 1 == most(group) { layers } else { layer + 1 };
-            places.push(KvPlace { group, layer, complete });
+            places.push(KvPlace { group, layer });
         }
     }
 }

@@ -84,11 +84,7 @@ fn bench(staging_blocks: usize) -> Bench {
         epoch: Epoch(3),
         fingerprint: Fingerprint(4),
     };
-    let extent = Extent {
-        layers: LAYOUT.num_layers,
-        first_block: 0,
-        blocks: TOKENS / LAYOUT.block_tokens,
-    };
+    let extent = Extent::of_one_group(LAYOUT.num_layers, 0, TOKENS / LAYOUT.block_tokens);
     let connect = move || {
         let end = end.take().ok_or(TransferError::Cancelled);
         async move { end }

@@ -8,6 +8,7 @@ use engine::reservation::{Awaited, Reservation, ReserveError};
 use engine::sequence::{OnFinish, SequenceSpec};
 use protocol::control::{Beam, DecodeJob, JobErrorKind, JobEvent, KvSource, StepTiming};
 use protocol::ids::Ticket;
+use protocol::moved::Moved;
 use protocol::transfer::PushCommit;
 
 use super::local::{PromptHere, word};
@@ -46,12 +47,11 @@ impl DecodeWork {
         matches!(self.stage, Stage::Reserved(..))
     }
 
-    /// The number of the first block of the reservation under `ticket` that has to come, and all of these.
-    pub(super) fn reserved(&self, ticket: Ticket) -> Option<(u32, Vec<BlockId>)> {
+    /// What has to come of the reservation under `ticket`, and the blocks for it.
+    pub(super) fn reserved(&self, ticket: Ticket) -> Option<(Moved, Vec<BlockId>)> {
         match &self.stage {
             Stage::Reserved(of, reservation) if *of == ticket => {
-                let first = reservation.moved()?.first();
-                Some((first, reservation.awaited_blocks()))
+                Some((reservation.moved()?, reservation.blocks_to_fill()))
             }
             _ => None,
         }

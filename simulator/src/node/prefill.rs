@@ -95,11 +95,7 @@ impl Node {
         let Some(schedule) = PushSchedule::new(layout, tokens, have, self.frame_bytes) else {
             return self.say_failed(leg, JobErrorKind::Invalid, "more blocks are there than the prompt has");
         };
-        let extent = Extent {
-            layers: layout.num_layers,
-            first_block: schedule.moved().first(),
-            blocks: schedule.moved().len(),
-        };
+        let extent = Extent::of(&layout, &schedule.moved());
         let push = job.handoff.as_ref().map(|target| {
             let open = PushOpen {
                 request: job.request,

@@ -90,7 +90,11 @@ impl Node {
                     self.out.push(Out::Push(id, KvMessage::Commit(commit)));
                     self.out.push(Out::Timer(COMMIT_TIMEOUT, Timer::Answer(id)));
                 }
-                Err(error) => self.push_failed(id, &error.to_string()),
+                Err(error) => {
+                    // All of it has been sent: nothing but an error of the program leads here.
+                    self.problem = Some(format!("a handoff cannot be committed: {error}"));
+                    self.push_failed(id, &error.to_string());
+                }
             }
         }
     }

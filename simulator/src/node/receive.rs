@@ -2,13 +2,14 @@
 
 use bytes::Bytes;
 use engine::plan::BlockId;
-use kv_transfer::core::{CommitAction, Extent, HeaderAction, PayloadAction, ReceiveLimits, ReceiveSession};
+use kv_transfer::core::{CommitAction, Extent, HeaderAction, PayloadAction, ReceiveLimits, ReceiveSession, Refusal};
 use protocol::ids::Ticket;
+use protocol::moved::Moved;
 use protocol::transfer::{FrameHeader, PushCommit, PushOpen, PushReply};
 
 use super::push::MAX_RESENDS;
 use super::{KvMessage, Node, Out, PushId, Timer, Work};
-use crate::model::LAYOUT;
+use crate::model::{LAYOUT, layout};
 use crate::scenario::COMMIT_TIMEOUT;
 
 /// Largest payload of a frame.
@@ -54,12 +55,8 @@ impl Node {
 
     fn receive_open(&mut self, id: PushId, open: &PushOpen) {
         match self.grant(open) {
-            Ok((have, blocks)) => {
-                let extent = Extent {
-                    layers: LAYOUT.num_layers,
-                    first_block: have,
-                    blocks: blocks.len() as u32,
-                };
+            Ok((moved, blocks)) => {
+                let extent = Extent::of(&layout(self.engine.limits().groups), &moved);
                 let limits = ReceiveLimits {
                     max_payload_bytes: MAX_PAYLOAD,
                     max_resends: MAX_RESENDS,
@@ -67,7 +64,7 @@ impl Node {
                 let session = ReceiveSession::new(open.ticket, open.epoch, LAYOUT, extent, limits);
                 let receive = Receive {
                     ticket: open.ticket,
-                    have,
+                    have: moved.first(),
                     blocks,
                     session,
                     told: 0,
@@ -80,7 +77,7 @@ impl Node {
     }
 
     /// The blocks that a push may write.
-    fn grant(&self, open: &PushOpen) -> Result<(u32, Vec<BlockId>), String> {
+    fn grant(&self, open: &PushOpen) -> Result<(Moved, Vec<BlockId>), String> {
         if open.fingerprint != self.fingerprint {
             return Err("fingerprint: model or KV layout differ".to_owned());
         }
@@ -97,8 +94,7 @@ impl Node {
             return Err(format!("ticket {} is being pushed to already", open.ticket));
         }
         let blocks = work.reserved(open.ticket);
-        let (have, blocks) = blocks.ok_or_else(|| format!("ticket {} has no blocks", open.ticket))?;
-        Ok((have, blocks))
+        blocks.ok_or_else(|| format!("ticket {} has no blocks", open.ticket))
     }
 
     /// A frame comes, to whichever handoff it belongs. Blocks that are not reserved for that handoff are canaries.
@@ -172,7 +168,16 @@ impl Node {
                 }
             }
             CommitAction::Complete(commit) => self.receive_complete(id, &commit),
-            CommitAction::Refuse(refusal) => self.refuse(id, refusal.to_string()),
+            CommitAction::Refuse(refusal) => {
+                // No fault of a network leads to these.
+                if matches!(
+                    refusal,
+                    Refusal::NumTokens { .. } | Refusal::Digest { .. } | Refusal::OutsideExtent { .. }
+                ) {
+                    self.problem = Some(format!("a handoff that should be right is refused: {refusal}"));
+                }
+                self.refuse(id, refusal.to_string());
+            }
         }
     }
 

@@ -233,7 +233,8 @@ impl World {
                 self.front.problem = Some(format!("two tokens for position {position} of request {request}"));
             }
             Note::Rejected(error) => self.front.problem = Some(format!("request {request} is refused: {error:?}")),
-            Note::Stranded(_) | Note::GivenUp(_) | Note::HandedOff(_) | Note::Ignored(_) => {}
+            Note::HandedOff(_) => self.tally.handed_off += 1,
+            Note::Stranded(_) | Note::GivenUp(_) | Note::Ignored(_) => {}
         }
     }
 

@@ -158,6 +158,8 @@ pub struct Tally {
     pub restarted: u64,
     /// Requests that went on on another decode node.
     pub moved: u64,
+    /// Handoffs that were completed.
+    pub handed_off: u64,
     /// Tokens that came twice.
     pub wasted: u64,
     /// Words of jobs that were over.
@@ -217,6 +219,7 @@ impl Tally {
             (&mut self.cached_tokens, more.cached_tokens),
             (&mut self.frames_late, more.frames_late),
             (&mut self.frames_dropped, more.frames_dropped),
+            (&mut self.handed_off, more.handed_off),
             (&mut self.frames_repeated, more.frames_repeated),
             (&mut self.busy, more.busy),
             (&mut self.audits, more.audits),

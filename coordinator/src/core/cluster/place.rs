@@ -278,7 +278,7 @@ impl Cluster {
             let request = &entry.request.request;
             self.nodes.block_names(&request.token_ids, request.adapter.as_deref())
         });
-        let matches = index.matches(&names, self.nodes.kept().group(0));
+        let matches = index.matches(&names, self.nodes.kept().told());
         entry.prefix = Some(Prefix {
             names,
             matches,

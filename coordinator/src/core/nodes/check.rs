@@ -77,7 +77,7 @@ impl Nodes {
                 .filter(|(_, n)| *n == 0)
                 .map(|(name, _)| format!("{name}: is 0, must be at least 1")),
         );
-        wrong.extend(hello.layout.groups.check().err());
+        wrong.extend(hello.layout.check().err());
         let block_bytes = hello.layout.block_bytes();
         if block_bytes > MAX_BLOCK_BYTES {
             wrong.push(format!(

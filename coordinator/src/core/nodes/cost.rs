@@ -219,8 +219,7 @@ impl Node {
     /// Sequences that run there, whoever sent them, and about how many tokens they hold.
     pub(super) fn generating(&self) -> (usize, usize) {
         let sequences = self.sequences.max(self.report.running as usize);
-        let layout = &self.hello.layout;
-        let tokens = self.booked_blocks as usize / layout.groups.count() * layout.block_tokens as usize;
+        let tokens = self.kept().tokens_in(sequences, self.booked_blocks as usize);
         (sequences, tokens)
     }
 }

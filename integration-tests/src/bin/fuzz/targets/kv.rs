@@ -24,11 +24,7 @@ const LAYOUT: KvLayout = KvLayout {
     latent: false,
     groups: Groups::ONE,
 };
-const EXTENT: Extent = Extent {
-    layers: 3,
-    first_block: 1,
-    blocks: 4,
-};
+const EXTENT: Extent = Extent::of_one_group(3, 1, 4);
 const NUM_TOKENS: u32 = 18;
 const TICKET: Ticket = Ticket(7);
 const EPOCH: Epoch = Epoch(2);
