@@ -25,16 +25,17 @@ use crate::http::trace::{Asked, CallSpan, client_id};
 use crate::live::Live;
 
 pub use self::names::*;
-use self::names::{CANCELLED, ERRORS};
 pub use self::table::measures;
 
 /// Handles of all request metrics, made once: recording takes no look-up.
 pub struct RequestMetrics {
-    model: String,
+    model: Arc<str>,
     clock: Clock,
     live: Arc<Live>,
     requests: Vec<Counter>,
     successes: Vec<Counter>,
+    /// By the label `err`: all there are.
+    failures: Vec<(&'static str, Vec<Counter>)>,
     prompt_tokens: Vec<Counter>,
     generation_tokens: Vec<Counter>,
     ttft: Vec<Histogram>,
@@ -76,15 +77,17 @@ impl RequestMetrics {
         let gauge = |name: &'static str| gauge!(name, "model_name" => model.to_owned());
         let gauges = |names: &[&'static str]| names.iter().map(|name| gauge(name)).collect();
         let steps = |method: &'static str| counter!(BATCH_STEPS, "model_name" => model.to_owned(), "method" => method);
-        for (name, err) in FAILURES.iter().flat_map(|name| ERRORS.map(|err| (*name, err))) {
-            counter!(name, "model_name" => model.to_owned(), "err" => err).increment(0);
-        }
+        let failures = |err: &&'static str| {
+            let one = |name: &&'static str| counter!(*name, "model_name" => model.to_owned(), "err" => *err);
+            (*err, FAILURES.iter().map(one).collect())
+        };
         Self {
-            model: model.to_owned(),
+            model: model.into(),
             clock,
             live: Arc::new(Live::new(clock)),
             requests: counters(&REQUESTS),
             successes: counters(&SUCCESSES),
+            failures: Failure::WORDS.iter().map(failures).collect(),
             prompt_tokens: counters(&PROMPT_TOKENS),
             generation_tokens: counters(&GENERATION_TOKENS),
             ttft: histograms(&TTFT),
@@ -267,8 +270,9 @@ impl RequestTimer {
         self.metrics.max_new_tokens.record(f64::from(max_tokens));
         if let Some(span) = &self.span {
             let adapter = first.and_then(|request| request.adapter.as_deref());
+            let model = adapter.map_or_else(|| Arc::clone(&self.metrics.model), Arc::from);
             span.asked(Asked {
-                model: adapter.unwrap_or(&self.metrics.model),
+                model,
                 requests: requests.iter().map(|request| request.id).collect(),
                 choices: first.map_or(0, |request| request.choices as usize),
                 max_tokens,
@@ -409,15 +413,16 @@ impl RequestTimer {
         }
     }
 
-    /// There is no complete answer; `label` is TGI's error type, `message` what the client is told.
-    pub fn failed(&mut self, label: &'static str, message: &str) {
+    /// There is no complete answer; `message` is what the client is told.
+    pub fn failed(&mut self, failure: Failure, message: &str) {
         if let Some(span) = &self.span {
-            span.failed(label, message);
+            span.failed(failure.as_str(), message);
         }
         self.state = State::Failed;
         self.metrics.live.failed();
-        for name in FAILURES {
-            counter!(name, "model_name" => self.metrics.model.clone(), "err" => label).increment(1);
+        let word = failure.as_str();
+        for (_, counters) in self.metrics.failures.iter().filter(|(err, _)| *err == word) {
+            add(counters, 1);
         }
     }
 }
@@ -425,7 +430,7 @@ impl RequestTimer {
 impl Drop for RequestTimer {
     fn drop(&mut self) {
         match self.state {
-            State::Open => self.failed(CANCELLED, "the client went away"),
+            State::Open => self.failed(Failure::Cancelled, "the client went away"),
             State::Succeeded => self.written(),
             State::Failed => {}
         }

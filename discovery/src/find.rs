@@ -86,6 +86,8 @@ pub fn find(
         known: Mutex::new(Known::default()),
         found,
     });
+    // Shown before the first answer, too.
+    gauge!(METRIC_KNOWN).set(0.0);
     let refresh = Duration::from_millis(config.refresh_ms);
     match config.method {
         DiscoveryMethod::Static => {

@@ -18,6 +18,9 @@ pub mod routing;
 pub mod series;
 pub mod stop;
 pub mod types;
+mod words;
+
+pub(crate) use words::words;
 
 #[cfg(test)]
 pub(crate) mod fixtures;

@@ -13,6 +13,7 @@ use thiserror::Error;
 use super::journey::Served;
 use super::phases::PhaseTimes;
 use super::queue::Tenant;
+use super::words;
 
 /// One prompt of a client's call with all its choices, checked and tokenised: it can be served as it stands.
 #[derive(Clone, Debug)]
@@ -229,18 +230,15 @@ impl ClientEvent {
 }
 
 impl ServeErrorKind {
-    /// The kind's word in logs and metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Overloaded { .. } => "overloaded",
-            Self::Unavailable => "unavailable",
-            Self::Timeout => "timeout",
-            Self::NodeLost => "node_lost",
-            Self::TransferFailed => "transfer_failed",
-            Self::TooLong => "too_long",
-            Self::Cancelled => "cancelled",
-            Self::Internal => "internal",
-        }
+    words! {
+        Overloaded => "overloaded",
+        Unavailable => "unavailable",
+        Timeout => "timeout",
+        NodeLost => "node_lost",
+        TransferFailed => "transfer_failed",
+        TooLong => "too_long",
+        Cancelled => "cancelled",
+        Internal => "internal",
     }
 }
 

@@ -122,7 +122,6 @@ impl Driver {
         clock: Clock,
         shutdown: Shutdown,
     ) -> (Self, CoordinatorHandle, mpsc::Sender<FromNode>) {
-        telemetry::announce();
         let (inputs, handles) = mpsc::channel(INPUT_QUEUE);
         let (to_driver, nodes) = mpsc::channel(INPUT_QUEUE);
         let core = Cluster::new(core, detokenizer);
@@ -143,7 +142,7 @@ impl Driver {
             clients: Clients::new(clock.now(), settings.client_stall_timeout),
             facts: VecDeque::new(),
             actions: Vec::new(),
-            gauges: Gauges::default(),
+            gauges: Gauges::new(),
             pace: Pace::default(),
             audits: HashMap::new(),
             drain_until: None,

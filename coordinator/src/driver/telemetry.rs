@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use config::LogRequests;
-use metrics::{counter, gauge, histogram};
+use metrics::{Gauge, counter, gauge, histogram};
 use protocol::context::RequestContext;
 use protocol::ids::RequestId;
 use runtime::measure::{Measure, WAITS};
@@ -12,8 +12,8 @@ use tracing::field::display;
 
 use crate::core::journey::Ended;
 use crate::core::phases::Phase;
-use crate::core::request::{Cause, Note};
-use crate::core::types::{ClusterStatus, NodeStatus, ServeError};
+use crate::core::request::{Cause, Note, State};
+use crate::core::types::{ClusterStatus, NodeStatus, ServeError, ServeErrorKind};
 
 /// Attempts repeated before the first token, by `cause`.
 pub const RESTARTS: &str = "baton_request_restarts_total";
@@ -107,38 +107,48 @@ pub const MEASURES: &[Measure] = &[
 ];
 
 /// Shows from the beginning what may never come.
-pub(super) fn announce() {
-    for cause in CAUSES {
-        counter!(RESTARTS, "cause" => cause).increment(0);
-        counter!(MIGRATIONS, "cause" => cause).increment(0);
+fn announce() {
+    for cause in Cause::WORDS {
+        counter!(RESTARTS, "cause" => *cause).increment(0);
+        counter!(MIGRATIONS, "cause" => *cause).increment(0);
     }
-    for kind in KINDS {
-        counter!(FAILED_REQUESTS, "kind" => kind).increment(0);
+    for kind in ServeErrorKind::WORDS {
+        counter!(FAILED_REQUESTS, "kind" => *kind).increment(0);
     }
 }
 
-/// Remembers which gauges have been set, so that they can be set to 0.
-#[derive(Default)]
+/// What is shown of the core's state.
 pub(super) struct Gauges {
-    states: BTreeSet<&'static str>,
+    /// Every state with its two gauges: also one that nothing is in is shown.
+    states: Vec<(&'static str, Gauge, Gauge)>,
     /// Nodes that were stalled, or whose breaker was not closed, when last looked at.
     unfit: BTreeSet<String>,
 }
 
 impl Gauges {
-    pub(super) fn states(&mut self, now: &[(&'static str, usize, Duration)]) {
-        for gone in self
-            .states
-            .iter()
-            .filter(|state| !now.iter().any(|(name, ..)| name == *state))
-        {
-            gauge!(IN_STATE, "state" => *gone).set(0.0);
-            gauge!(OLDEST_IN_STATE, "state" => *gone).set(0.0);
-        }
-        for (state, count, oldest) in now {
-            gauge!(IN_STATE, "state" => *state).set(*count as f64);
-            gauge!(OLDEST_IN_STATE, "state" => *state).set(oldest.as_secs_f64());
-            self.states.insert(state);
+    /// Announces all that the driver measures.
+    pub(super) fn new() -> Self {
+        announce();
+        let gauges = |state: &&'static str| {
+            (
+                *state,
+                gauge!(IN_STATE, "state" => *state),
+                gauge!(OLDEST_IN_STATE, "state" => *state),
+            )
+        };
+        let all = Self {
+            states: State::WORDS.iter().map(gauges).collect(),
+            unfit: BTreeSet::new(),
+        };
+        all.states(&[]);
+        all
+    }
+
+    pub(super) fn states(&self, now: &[(&'static str, usize, Duration)]) {
+        for (state, count, oldest) in &self.states {
+            let found = now.iter().find(|(name, ..)| name == state);
+            count.set(found.map_or(0.0, |(_, count, _)| *count as f64));
+            oldest.set(found.map_or(0.0, |(.., oldest)| oldest.as_secs_f64()));
         }
     }
 
@@ -166,51 +176,16 @@ impl Gauges {
     }
 }
 
-/// Values of the label `kind`.
-const KINDS: [&str; 8] = [
-    "overloaded",
-    "unavailable",
-    "timeout",
-    "node_lost",
-    "transfer_failed",
-    "too_long",
-    "cancelled",
-    "internal",
-];
-
-/// Values of the label `cause`.
-const CAUSES: [&str; 7] = [
-    "node_lost",
-    "stalled",
-    "moved",
-    "stream_lost",
-    "job_failed",
-    "deadline",
-    "protocol",
-];
-
-fn label(cause: &Cause) -> &'static str {
-    match cause {
-        Cause::NodeLost => "node_lost",
-        Cause::Stalled => "stalled",
-        Cause::Moved => "moved",
-        Cause::StreamLost(_) => "stream_lost",
-        Cause::Failed(_) => "job_failed",
-        Cause::Deadline(_) => "deadline",
-        Cause::Nonsense(_) => "protocol",
-    }
-}
-
 pub(super) fn note(request: RequestId, context: &RequestContext, note: &Note) {
     let (client_request_id, trace_id) = (context.client_id.as_deref(), context.trace_id().map(display));
     match note {
         Note::Restarted(cause) => {
-            counter!(RESTARTS, "cause" => label(cause)).increment(1);
+            counter!(RESTARTS, "cause" => cause.as_str()).increment(1);
             tracing::warn!(%request, client_request_id, trace_id, %cause,
                 "attempt failed before the first token: starting again");
         }
         Note::Stranded(cause) => {
-            counter!(MIGRATIONS, "cause" => label(cause)).increment(1);
+            counter!(MIGRATIONS, "cause" => cause.as_str()).increment(1);
             tracing::warn!(%request, client_request_id, trace_id, %cause, "decode leg lost: moving the request");
         }
         Note::GivenUp(cause) => {

@@ -239,7 +239,7 @@ impl Answer {
                 }
                 Step::Done => break,
                 Step::Failed(error) => {
-                    self.timer.failed(error.metric_label(), &error.message);
+                    self.timer.failed(error.failure(), &error.message);
                     return Err(error);
                 }
             }

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::json::fields::FieldError;
 use super::json::scan::SyntaxError;
 use crate::core::types::{ServeError, ServeErrorKind};
+use crate::metrics::Failure;
 
 /// Which body shape a path speaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -140,21 +141,7 @@ impl ApiError {
     /// The word for the kind, as the family's clients know it.
     pub fn word(&self, family: Family) -> &'static str {
         match family {
-            Family::Tgi => match self.kind {
-                ErrorKind::Overloaded { .. } => "overloaded",
-                ErrorKind::Unavailable => "unavailable",
-                ErrorKind::Unhealthy => "healthcheck",
-                ErrorKind::Generation => "generation",
-                ErrorKind::Incomplete => "incomplete_generation",
-                ErrorKind::Invalid
-                | ErrorKind::UnknownModel
-                | ErrorKind::UnknownPath
-                | ErrorKind::WrongMethod { .. }
-                | ErrorKind::TooLarge
-                | ErrorKind::WrongMediaType
-                | ErrorKind::SlowBody
-                | ErrorKind::Unauthorised => "validation",
-            },
+            Family::Tgi => self.failure().as_str(),
             Family::OpenAi => match self.kind {
                 ErrorKind::Overloaded { .. } => "rate_limit_exceeded",
                 ErrorKind::Unavailable | ErrorKind::Unhealthy => "ServiceUnavailableError",
@@ -246,9 +233,23 @@ impl ApiError {
         response.content_type("application/json").body(self.json(family))
     }
 
-    /// The kind's word in metrics.
-    pub fn metric_label(&self) -> &'static str {
-        self.word(Family::Tgi)
+    /// The kind, as metrics have it.
+    pub fn failure(&self) -> Failure {
+        match self.kind {
+            ErrorKind::Overloaded { .. } => Failure::Overloaded,
+            ErrorKind::Unavailable => Failure::Unavailable,
+            ErrorKind::Unhealthy => Failure::Unhealthy,
+            ErrorKind::Generation => Failure::Generation,
+            ErrorKind::Incomplete => Failure::Incomplete,
+            ErrorKind::Invalid
+            | ErrorKind::UnknownModel
+            | ErrorKind::UnknownPath
+            | ErrorKind::WrongMethod { .. }
+            | ErrorKind::TooLarge
+            | ErrorKind::WrongMediaType
+            | ErrorKind::SlowBody
+            | ErrorKind::Unauthorised => Failure::Validation,
+        }
     }
 }
 

@@ -71,13 +71,13 @@ impl HttpState {
         let about = timer.about();
         let request = |draft| self.request(draft, about.clone());
         let requests: Result<Vec<_>, _> = drafts.into_iter().map(request).collect();
-        let requests = requests.inspect_err(|error| timer.failed(error.metric_label(), &error.message))?;
+        let requests = requests.inspect_err(|error| timer.failed(error.failure(), &error.message))?;
         timer.submitted(&requests);
         let mut answer = Answer::new(&requests, timer);
         match self.submit(caller, requests, &mut answer).await {
             Ok(()) => Ok(answer),
             Err(error) => {
-                answer.timer.failed(error.metric_label(), &error.message);
+                answer.timer.failed(error.failure(), &error.message);
                 Err(error)
             }
         }

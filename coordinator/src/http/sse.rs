@@ -131,7 +131,7 @@ impl<D: Dialect> Sending<D> {
                 Ok(Step::Done) => self.finish(&mut events),
                 Ok(Step::Failed(error)) => {
                     self.ended = true;
-                    self.answer.timer.failed(error.metric_label(), &error.message);
+                    self.answer.timer.failed(error.failure(), &error.message);
                     self.dialect.failed(&error, &mut events);
                 }
             }

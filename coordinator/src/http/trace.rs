@@ -22,6 +22,9 @@ use runtime::traces::{Array, Begun, KeyValue, Span, SpanEvent, StringValue, Valu
 use crate::core::journey::{Incident, Served};
 use crate::core::phases::Phase;
 
+/// Attributes of a call at most, but for rare ones.
+const ATTRIBUTES: usize = 16;
+
 /// The client's own name for its request, if it is usable.
 #[derive(Clone, Debug)]
 pub struct ClientId(pub Arc<str>);
@@ -50,7 +53,7 @@ struct Told {
     /// When the cluster was done with it.
     written_from: Option<Instant>,
     first_token: Option<Instant>,
-    model: String,
+    model: Arc<str>,
     requests: Vec<RequestId>,
     choices: usize,
     max_tokens: u32,
@@ -63,9 +66,9 @@ struct Told {
 }
 
 /// What a call asks for.
-pub struct Asked<'a> {
+pub struct Asked {
     /// The model, as it is served.
-    pub model: &'a str,
+    pub model: Arc<str>,
     /// Its requests, one for each prompt.
     pub requests: Vec<RequestId>,
     /// Choices of each.
@@ -105,9 +108,9 @@ impl CallSpan {
     }
 
     /// It is valid, and goes to the cluster.
-    pub fn asked(&self, asked: Asked<'_>) {
+    pub fn asked(&self, asked: Asked) {
         let mut told = self.told();
-        told.model = asked.model.to_owned();
+        told.model = asked.model;
         told.requests = asked.requests;
         told.choices = asked.choices;
         told.max_tokens = asked.max_tokens;
@@ -195,7 +198,8 @@ fn make(head: Head, told: Told, spans: &mut Vec<Span>) {
     let route = head.route.as_deref().unwrap_or(&head.path);
     let name = format!("{} {route}", head.method);
     let mut span = Span::of_call(head.begun.clone(), name, head.arrived, head.ended);
-    span.attributes = http_attributes(&head, &told);
+    span.attributes = Vec::with_capacity(ATTRIBUTES);
+    http_attributes(&head, &told, &mut span.attributes);
     generation_attributes(&told, &mut span.attributes);
     baton_attributes(&head, &told, &mut span.attributes);
     let first = told.first_token.map(|at| SpanEvent {
@@ -224,18 +228,17 @@ fn event(incident: &Incident) -> SpanEvent {
     }
 }
 
-fn http_attributes(head: &Head, told: &Told) -> Vec<KeyValue> {
-    let mut attributes = vec![
+fn http_attributes(head: &Head, told: &Told, attributes: &mut Vec<KeyValue>) {
+    attributes.extend([
         KeyValue::new("http.request.method", head.method.clone()),
         KeyValue::new("url.path", head.path.clone()),
-    ];
+    ]);
     if let Some(route) = &head.route {
         attributes.push(KeyValue::new("http.route", route.clone()));
     }
     if let Some(status) = told.status {
         attributes.push(KeyValue::new("http.response.status_code", i64::from(status.as_u16())));
     }
-    attributes
 }
 
 /// In OpenTelemetry's words for generative AI.
@@ -246,8 +249,8 @@ fn generation_attributes(told: &Told, attributes: &mut Vec<KeyValue>) {
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
     attributes.extend([
         KeyValue::new("gen_ai.provider.name", "baton"),
-        KeyValue::new("gen_ai.request.model", told.model.clone()),
-        KeyValue::new("gen_ai.response.model", told.model.clone()),
+        KeyValue::new("gen_ai.request.model", Arc::clone(&told.model)),
+        KeyValue::new("gen_ai.response.model", Arc::clone(&told.model)),
         KeyValue::new("gen_ai.request.choice.count", number(told.choices)),
         KeyValue::new("gen_ai.request.max_tokens", i64::from(told.max_tokens)),
         KeyValue::new("gen_ai.usage.input_tokens", number(told.prompt_tokens)),

@@ -1,5 +1,7 @@
 //! The names of metrics of requests and of the cluster, each with all that it goes by.
 
+use crate::core::words;
+
 /// Requests that came in, refused ones included.
 pub const REQUESTS: [&str; 3] = ["baton_requests_total", "tgi_request_count", "request_received_total"];
 /// Requests answered in full.
@@ -67,16 +69,33 @@ pub const CACHE_USAGE: &str = "npu_cache_usage_perc";
 /// Part of the tokens found in the decode nodes' prefix caches, 0 to 1.
 pub const CACHE_HIT_RATE: &str = "npu_prefix_cache_hit_rate";
 
-/// The value of label `err` of a request whose client went away.
-pub(super) const CANCELLED: &str = "cancelled";
+/// Why a call has no complete answer, in TGI's words: values of the label `err`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// It is wrong.
+    Validation,
+    /// There was no room for it.
+    Overloaded,
+    /// No node was there.
+    Unavailable,
+    /// The nodes failed.
+    Generation,
+    /// The answer stopped.
+    Incomplete,
+    /// It was a health check, which said no.
+    Unhealthy,
+    /// Its client went away.
+    Cancelled,
+}
 
-/// Values of the label `err`.
-pub(super) const ERRORS: [&str; 7] = [
-    "validation",
-    "overloaded",
-    "unavailable",
-    "generation",
-    "incomplete_generation",
-    "healthcheck",
-    CANCELLED,
-];
+impl Failure {
+    words! {
+        Validation => "validation",
+        Overloaded => "overloaded",
+        Unavailable => "unavailable",
+        Generation => "generation",
+        Incomplete => "incomplete_generation",
+        Unhealthy => "healthcheck",
+        Cancelled => "cancelled",
+    }
+}

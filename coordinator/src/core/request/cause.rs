@@ -3,6 +3,7 @@
 use protocol::control::{JobError, JobErrorKind};
 
 use crate::core::types::ServeErrorKind;
+use crate::core::words;
 
 /// Why an attempt came to nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +39,16 @@ impl std::fmt::Display for Cause {
 }
 
 impl Cause {
+    words! {
+        NodeLost => "node_lost",
+        Stalled => "stalled",
+        Moved => "moved",
+        StreamLost => "stream_lost",
+        Failed => "job_failed",
+        Deadline => "deadline",
+        Nonsense => "protocol",
+    }
+
     /// The error for the client when there is no further attempt.
     pub(super) fn to_client(&self) -> (ServeErrorKind, &'static str) {
         match self {

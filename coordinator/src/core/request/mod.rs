@@ -42,6 +42,7 @@ use super::ledger::{Ledger, Verdict};
 use super::nodes::{Held, LegId};
 use super::phases::{PhaseTimes, PhaseTracker};
 use super::types::{ClientEvent, ServeError, ServeErrorKind, ServeRequest};
+use super::words;
 
 /// Deadlines and bounds of every request.
 #[derive(Clone, Copy, Debug)]
@@ -114,19 +115,16 @@ pub enum State {
 }
 
 impl State {
-    /// The state's word in logs and metrics.
-    pub fn as_str(&self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::Reserving { .. } => "reserving",
-            Self::Prefilling { .. } => "prefilling",
-            Self::Transferring { .. } => "transferring",
-            Self::Stranded => "stranded",
-            Self::Resuming { .. } => "resuming",
-            Self::Local { .. } => "local",
-            Self::Decoding { .. } => "decoding",
-            Self::Finished => "finished",
-        }
+    words! {
+        Queued => "queued",
+        Reserving => "reserving",
+        Prefilling => "prefilling",
+        Transferring => "transferring",
+        Stranded => "stranded",
+        Resuming => "resuming",
+        Local => "local",
+        Decoding => "decoding",
+        Finished => "finished",
     }
 
     /// The legs the request holds.

@@ -43,7 +43,7 @@ pub async fn handle<T>(
     let answered = match checked.await {
         Ok(checked) => answer(checked, timer).await,
         Err(error) => {
-            timer.failed(error.metric_label(), &error.message);
+            timer.failed(error.failure(), &error.message);
             Err(error)
         }
     };

@@ -49,7 +49,7 @@ async fn handle(request: &HttpRequest, payload: Payload, state: &HttpState, shap
     let checked = match check(request, payload, state, shape).await {
         Ok(checked) => checked,
         Err(error) => {
-            timer.failed(error.metric_label(), &error.message);
+            timer.failed(error.failure(), &error.message);
             return error.respond(Family::Tgi);
         }
     };

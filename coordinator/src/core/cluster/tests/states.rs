@@ -1,12 +1,23 @@
 //! Losses and deadlines, state by state.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use protocol::control::{Job, JobErrorKind, JobEvent, KvSource};
 
 use super::bench::{Bench, STATES, at};
 use crate::core::fixtures::request;
+use crate::core::request::State;
 use crate::core::types::ServeErrorKind;
+
+#[test]
+fn every_state_is_once_in_the_list_of_words() {
+    let words: BTreeSet<&str> = State::WORDS.iter().copied().collect();
+    assert_eq!((words.len(), State::WORDS.len()), (9, 9));
+    for state in STATES {
+        assert!(words.contains(at(state).state(1)), "{state}");
+    }
+}
 
 /// Lets request 1 run to its end, wherever it is; the tokens of a position are always the same.
 fn complete(bench: &mut Bench) {
