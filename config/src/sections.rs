@@ -355,7 +355,7 @@ section! {
 }
 
 section! {
-    /// Logs and traces.
+    /// Logs, metrics and traces.
     TelemetryConfig = "telemetry" {
         /// Least severe level that is logged.
         log_level: String = "info".to_owned(), Kind::Choice(&["off", "error", "warn", "info", "debug", "trace"]);
@@ -363,6 +363,8 @@ section! {
         log_format: LogFormat = LogFormat::Human, Kind::Choice(&["human", "json"]);
         /// Level of the line that the coordinator logs of each request that has ended: where its time went, tokens, nodes.
         log_requests: LogRequests = LogRequests::Debug, Kind::Choice(&["off", "debug", "info"]);
+        /// Count and measure, and show it under /metrics; if not, that path answers 404.
+        metrics: bool = true, Kind::Bool;
         /// URL of an OpenTelemetry collector, which gets traces by OTLP over HTTP under its path /v1/traces; empty: none are
         /// made.
         otlp_endpoint: String = String::new(), Kind::Text(Text::CollectorUrl);

@@ -121,7 +121,7 @@ fn worker_threads() -> usize {
 
 async fn run(mut config: Config) -> anyhow::Result<()> {
     let shutdown = Shutdown::on_signals().context("cannot install signal handlers")?;
-    let metrics = telemetry::install_metrics(&coordinator::metrics::measures())?;
+    let metrics = telemetry::install_metrics(&config.telemetry, &coordinator::metrics::measures())?;
     let endpoint = open_endpoint(&config).await?;
     tokio::select! {
         here = model_hub::localise(&mut config.model, Need::Text) => here.context("model.path")?,

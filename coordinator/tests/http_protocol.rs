@@ -338,6 +338,15 @@ fn info_and_models_describe_the_model() {
 }
 
 #[test]
+fn metrics_that_are_switched_off_are_not_found() {
+    let front = start_with(|config| config.telemetry.metrics = false);
+    let answer = get(front.address, "/metrics");
+    let said = "metrics are switched off: telemetry.metrics = false";
+    assert_eq!((answer.status, &answer.json()["error"]), (404, &json!(said)));
+    assert_eq!(post(front.address, "/generate", "{\"inputs\":\"a\"}").status, 200);
+}
+
+#[test]
 fn metrics_count_what_happened() {
     let front = start();
     assert_eq!(post(front.address, "/generate", "{\"inputs\":\"a\"}").status, 200);

@@ -36,10 +36,11 @@ const HEAD: &str = "\
 processes show. -->
 
 Every process serves `GET /metrics` in the Prometheus text format: the coordinator beside its API, nodes on `node.metrics_listen`
-(empty by default: then they collect nothing). [deploy/observability](../deploy/observability) has an example configuration of
+(empty by default: then they collect nothing). `telemetry.metrics = false` switches them off: nothing is measured, and the path
+answers 404. [deploy/observability](../deploy/observability) has an example configuration of
 Prometheus, alert rules with their tests, and a Grafana dashboard.
 
-Counters begin at 0 when a process starts. Histograms have `_bucket`, `_sum` and `_count`. Where several names have the same meaning,
+Counters begin at 0 when a process starts, and all whose labels are known then are shown from then on. Histograms have `_bucket`, `_sum` and `_count`. Where several names have the same meaning,
 the further ones are other servers': `tgi_*` are those of text-generation-inference, names without a prefix those of MindIE, and
 dashboards made for them go on working. `untyped` are counters whose names Prometheus keeps for other kinds; `rate()` works on
 them. Of TGI's names the ones about what does not exist here are missing: `tgi_batch_next_size`, `tgi_batch_concat*`,
@@ -122,6 +123,16 @@ pub fn read(page: &str) -> Result<BTreeMap<String, Shown>> {
         }
     }
     Ok(all)
+}
+
+/// The series of a page, by name and labels, but for those of the metrics `without`.
+pub fn series(page: &str, without: &[&str]) -> BTreeSet<String> {
+    let samples = page.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let all = samples
+        .filter_map(|line| line.rsplit_once(' '))
+        .map(|(series, _)| series);
+    let is_left_out = |series: &&str| without.contains(&series.split('{').next().unwrap_or_default());
+    all.filter(|series| !is_left_out(series)).map(str::to_owned).collect()
 }
 
 /// What a page shows otherwise than `measures` say, `absent` of which need not be there.

@@ -77,7 +77,7 @@ async fn serve<R: NodeRole>(
     })?;
     // Without a reader there is no registry either: samples that nobody collects would pile up.
     if !config.node.metrics_listen.is_empty() {
-        let metrics = telemetry::install_metrics(&stats::measures::<R>())?;
+        let metrics = telemetry::install_metrics(&config.telemetry, &stats::measures::<R>())?;
         telemetry::serve_metrics(&config.node.metrics_listen, metrics, shutdown.clone()).await?;
     }
     // Nobody hears of the node before it has its model.

@@ -126,7 +126,7 @@ impl Measure {
 
 /// What this crate measures.
 pub fn measures() -> Vec<Measure> {
-    [crate::renewal::MEASURES, crate::quic::MEASURES].concat()
+    [crate::renewal::MEASURES, crate::quic::MEASURES, crate::traces::MEASURES].concat()
 }
 
 /// Buckets of times from arrival to something that a person waits for, in seconds.

@@ -114,31 +114,40 @@ fn wanted(level: LevelFilter) -> Targets {
 /// How often samples are folded in when nobody asks for them.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
+/// What `/metrics` says where metrics are switched off.
+pub const METRICS_OFF: &str = "metrics are switched off: telemetry.metrics = false";
+
 /// Renders the process's metrics. Clones share the registry.
 #[derive(Clone)]
-pub struct MetricsHandle {
+pub struct MetricsHandle(Option<Registry>);
+
+#[derive(Clone)]
+struct Registry {
     inner: PrometheusHandle,
     /// TYPE lines that are told otherwise, and how.
     untyped: Arc<[(String, String)]>,
 }
 
 impl MetricsHandle {
-    /// All metrics in the Prometheus text format.
-    pub fn render(&self) -> String {
-        let mut page = self.inner.render();
-        for (line, told) in self.untyped.iter() {
+    /// All metrics in the Prometheus text format; `None` if they are switched off.
+    pub fn render(&self) -> Option<String> {
+        let registry = self.0.as_ref()?;
+        let mut page = registry.inner.render();
+        for (line, told) in registry.untyped.iter() {
             if let Some(at) = page.find(line) {
                 page.replace_range(at..at + line.len(), told);
             }
         }
-        page
+        Some(page)
     }
 
     /// Folds samples in now and then, for ever: nobody may ever scrape, and they would pile up.
     pub async fn fold(self) {
         loop {
             tokio::time::sleep(UPKEEP_INTERVAL).await;
-            self.inner.run_upkeep();
+            if let Some(registry) = &self.0 {
+                registry.inner.run_upkeep();
+            }
         }
     }
 }
@@ -155,19 +164,23 @@ fn builder(measures: &[Measure]) -> Result<PrometheusBuilder, TelemetryError> {
 }
 
 /// Makes the process's metrics registry, which the `metrics` crate's macros then write to. Once per process. `measures` are the
-/// metrics that it will have, with their descriptions and buckets.
-pub fn install_metrics(measures: &[Measure]) -> Result<MetricsHandle, TelemetryError> {
+/// metrics that it will have, with their descriptions and buckets. Without `telemetry.metrics` there is none, and the macros do nothing.
+pub fn install_metrics(telemetry: &TelemetryConfig, measures: &[Measure]) -> Result<MetricsHandle, TelemetryError> {
+    if !telemetry.metrics {
+        return Ok(MetricsHandle(None));
+    }
     let recorder = builder(measures)?.build_recorder();
     let inner = recorder.handle();
     metrics::set_global_recorder(recorder).map_err(|e| TelemetryError::MetricsInstalled(e.to_string()))?;
     measures.iter().for_each(Measure::describe);
+    crate::traces::announce();
     let untyped = measures.iter().filter(|measure| measure.kind == Kind::Untyped);
     let lines =
         untyped.map(|Measure { name, .. }| (format!("# TYPE {name} counter\n"), format!("# TYPE {name} untyped\n")));
-    Ok(MetricsHandle {
+    Ok(MetricsHandle(Some(Registry {
         inner,
         untyped: lines.collect(),
-    })
+    })))
 }
 
 /// Answers `GET /metrics` on TCP `listen` (`host:port`) until shutdown. Returns once the port is open, with the bound
@@ -255,7 +268,10 @@ fn respond(head: &[u8], handle: &MetricsHandle) -> (&'static str, String) {
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
     match (method, path) {
-        (b"GET", b"/metrics") => ("200 OK", handle.render()),
+        (b"GET", b"/metrics") => match handle.render() {
+            Some(page) => ("200 OK", page),
+            None => ("404 Not Found", format!("{METRICS_OFF}\n")),
+        },
         (_, b"/metrics") => ("405 Method Not Allowed", "only GET is served here\n".to_owned()),
         _ => ("404 Not Found", "only /metrics is served here\n".to_owned()),
     }

@@ -1,5 +1,7 @@
 //! The spans of a request's phases. What is around them, the span of its call, is the HTTP layer's (`http::trace`).
 
+use std::sync::Arc;
+
 use runtime::traces::{KeyValue, Span, SpanEvent, tracer};
 
 use crate::core::journey::{Attempt, Ended};
@@ -18,7 +20,8 @@ pub(super) fn export(ended: Box<Ended>) {
 /// One span for each stretch of a phase. One that ends with a lost attempt, or with the request without an answer, has failed.
 fn make(ended: &Ended, spans: &mut Vec<Span>) {
     let Some(trace) = &ended.context.trace else { return };
-    let id = ended.id.to_string();
+    // Shared by all: nothing of it is copied for a span.
+    let id: Arc<str> = ended.id.to_string().into();
     let last = ended.stretches.len().saturating_sub(1);
     for (number, stretch) in ended.stretches.iter().enumerate() {
         let mut span = Span::child(trace, stretch.phase.as_str(), stretch.from, stretch.to);
@@ -46,21 +49,20 @@ fn make(ended: &Ended, spans: &mut Vec<Span>) {
     }
 }
 
-fn attributes(id: &str, stretch: &Stretch, attempts: &[Attempt]) -> Vec<KeyValue> {
+fn attributes(id: &Arc<str>, stretch: &Stretch, attempts: &[Attempt]) -> Vec<KeyValue> {
     let mut attributes = vec![
-        KeyValue::new("baton.request_id", id.to_owned()),
+        KeyValue::new("baton.request_id", Arc::clone(id)),
         KeyValue::new("baton.attempt", i64::from(stretch.attempt)),
     ];
     let attempt = attempts.iter().rev().find(|attempt| attempt.number == stretch.attempt);
     if let Some(node) = attempt.and_then(|attempt| attempt.node_of(stretch.phase)) {
-        attributes.push(KeyValue::new("baton.node", node.to_string()));
+        attributes.push(KeyValue::new("baton.node", Arc::clone(node)));
     }
     attributes
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Duration;
 
     use protocol::context::{RequestContext, TraceContext};

@@ -3,6 +3,7 @@
 use actix_web::http::StatusCode;
 use actix_web::web::{self, Data, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse, Resource, Route};
+use runtime::telemetry::METRICS_OFF;
 
 use super::error::{ApiError, ErrorKind, Family};
 use super::state::HttpState;
@@ -155,7 +156,9 @@ pub async fn unknown_path(request: HttpRequest) -> HttpResponse {
 async fn metrics(state: Data<HttpState>) -> HttpResponse {
     let status = state.backend.status();
     state.metrics.observe(&status);
-    let mut page = (state.render_metrics)();
+    let Some(mut page) = (state.render_metrics)() else {
+        return ApiError::new(ErrorKind::UnknownPath, METRICS_OFF).respond(Family::Tgi);
+    };
     page.push_str(&nodes::render(&status));
     HttpResponse::build(StatusCode::OK)
         .content_type("text/plain; version=0.0.4; charset=utf-8")

@@ -85,8 +85,8 @@ const INLINE_BODY_BYTES: usize = 32_768;
 /// Texts up to this many bytes are rendered and tokenised where they are.
 const INLINE_TEXT_BYTES: usize = 2_048;
 
-/// The text of `/metrics`.
-pub type RenderMetrics = Arc<dyn Fn() -> String + Send + Sync>;
+/// The text of `/metrics`; `None` if there are none.
+pub type RenderMetrics = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// See the head of the file.
 pub struct HttpState {
@@ -108,7 +108,7 @@ pub struct HttpState {
     pub media: Arc<Policy>,
     /// Request metrics.
     pub metrics: Arc<RequestMetrics>,
-    /// All metrics of the process as text.
+    /// All metrics of the process as text, unless they are switched off.
     pub render_metrics: RenderMetrics,
     /// The clock.
     pub clock: Clock,

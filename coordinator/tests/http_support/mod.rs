@@ -89,7 +89,7 @@ pub fn start_impatient() -> Front {
 
 fn launch(config: &Config, text: TextModel, keep_alive: Duration) -> Front {
     let backend = Arc::new(Scripted::new(text.tokenizer.clone()));
-    let state = HttpState::new(config, text, backend.clone(), render_metrics());
+    let state = HttpState::new(config, text, backend.clone(), render_metrics(config));
     let (send, receive) = mpsc::sync_channel(1);
     let thread = thread::spawn(move || {
         System::new().block_on(async move {
@@ -122,12 +122,15 @@ impl Drop for Front {
 }
 
 /// The recorder is one per process.
-fn render_metrics() -> RenderMetrics {
+fn render_metrics(config: &Config) -> RenderMetrics {
+    if !config.telemetry.metrics {
+        return Arc::new(|| None);
+    }
     static RENDER: OnceLock<RenderMetrics> = OnceLock::new();
     RENDER
         .get_or_init(|| {
-            let handle =
-                runtime::telemetry::install_metrics(&coordinator::metrics::measures()).expect("installed once");
+            let (telemetry, measures) = (Config::default().telemetry, coordinator::metrics::measures());
+            let handle = runtime::telemetry::install_metrics(&telemetry, &measures).expect("installed once");
             Arc::new(move || handle.render())
         })
         .clone()
@@ -137,7 +140,7 @@ fn render_metrics() -> RenderMetrics {
 pub fn try_listen(config: &Config) -> Result<(), String> {
     let text = model::text();
     let backend = Arc::new(Scripted::new(text.tokenizer.clone()));
-    let state = HttpState::new(config, text, backend, render_metrics());
+    let state = HttpState::new(config, text, backend, render_metrics(config));
     System::new().block_on(async move {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let listening = listen(Data::new(state), listener, Duration::from_secs(75));

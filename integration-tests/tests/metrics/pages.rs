@@ -5,10 +5,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use coordinator::core::request::State;
 use integration_tests::ask::Ask;
 use integration_tests::client::post;
 use integration_tests::files::root;
-use integration_tests::measures::{differences, of_coordinator, of_decode, of_prefill, reference};
+use integration_tests::measures::{differences, of_coordinator, of_decode, of_prefill, reference, series};
 use integration_tests::prometheus::{Programs, Prometheus};
 use integration_tests::random::Random;
 use integration_tests::trial::spec;
@@ -21,6 +22,16 @@ use super::watched::Watched;
 const PROCESSES: [&str; 3] = ["coordinator", "prefill-0", "decode-0"];
 /// The row of the dashboard behind which panels may be empty: nothing of what they show has happened.
 const FAULTS: &str = "Faults";
+
+/// There is no etcd here, and not every system tells what is resident.
+const ABSENT: [&str; 4] = [
+    "baton_discovery_registered",
+    "baton_memory_bytes",
+    "baton_memory_huge_pages_bytes",
+    "baton_kv_pool_bytes",
+];
+/// Ratios of tokens that were looked for: there are none before the first.
+const RATIOS: [&str; 2] = ["baton_node_prefix_cache_hit_ratio", "baton_pool_prefix_cache_hit_ratio"];
 
 #[test]
 fn the_reference_is_up_to_date() -> Result<()> {
@@ -111,6 +122,63 @@ fn configuration(watched: &Watched, folder: &Path) -> Result<()> {
     Ok(fs::write(folder.join("prometheus.yml"), text)?)
 }
 
+/// What is there from the start can be watched for a first time, and no look at it depends on what has happened before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_is_shown_before_anything_has_happened() -> Result<()> {
+    let watched = Watched::start(spec(1, 1)).await?;
+    let later = [ABSENT.as_slice(), RATIOS.as_slice()].concat();
+    let mut fresh = Vec::new();
+    for (process, measures) in PROCESSES.iter().zip([of_coordinator(), of_prefill(), of_decode()]) {
+        let page = watched.page(process).await?;
+        let found = differences(&page, &measures, &later)?;
+        ensure!(found.is_empty(), "{process}:\n{}\n{page}", found.join("\n"));
+        fresh.push(series(&page, &later));
+    }
+    for state in State::WORDS {
+        for name in ["baton_requests_in_state", "baton_oldest_request_in_state_seconds"] {
+            let shown = fresh[0].contains(&format!("{name}{{state=\"{state}\"}}"));
+            ensure!(shown, "{name} of {state} is not shown");
+        }
+    }
+    traffic(&watched, 8).await?;
+    reported(&watched).await?;
+    for (process, fresh) in PROCESSES.iter().zip(fresh) {
+        let now = series(&watched.page(process).await?, &later);
+        let came: Vec<&String> = now.difference(&fresh).collect();
+        ensure!(
+            came.is_empty() && fresh.len() > 20,
+            "{process} showed first with traffic: {came:?}"
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_measures_where_metrics_are_switched_off() -> Result<()> {
+    let watched = Watched::start(spec(1, 1).set("telemetry.metrics=false")).await?;
+    let asked = json!({ "model": "tiny", "prompt": "x", "max_tokens": 4 });
+    let (status, answer) = post(
+        &watched.client,
+        &format!("{}/v1/completions", watched.cluster.url()),
+        &asked,
+    )
+    .await?;
+    ensure!(status == 200, "{answer}");
+    for process in PROCESSES {
+        let answer = watched
+            .client
+            .get(format!("http://{}/metrics", watched.target(process)?))
+            .send()
+            .await?;
+        let (status, said) = (answer.status(), answer.text().await?);
+        ensure!(
+            status == 404 && said.contains("telemetry.metrics = false"),
+            "{process}: {status} {said}"
+        );
+    }
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_hold_for_promtool_and_prometheus_and_the_dashboard_has_data() -> Result<()> {
     let watched = Watched::start(spec(1, 1)).await?;
@@ -133,14 +201,7 @@ async fn pages_hold_for_promtool_and_prometheus_and_the_dashboard_has_data() -> 
     for (process, measures) in PROCESSES.iter().zip([of_coordinator(), of_prefill(), of_decode()]) {
         let file = folder.path().join(process);
         let page = watched.save(process, &file).await?;
-        // There is no etcd here, and not every system tells what is resident.
-        let absent = [
-            "baton_discovery_registered",
-            "baton_memory_bytes",
-            "baton_memory_huge_pages_bytes",
-            "baton_kv_pool_bytes",
-        ];
-        let found = differences(&page, &measures, &absent)?;
+        let found = differences(&page, &measures, &ABSENT)?;
         ensure!(found.is_empty(), "{process}:\n{}\n{page}", found.join("\n"));
         if let Some(programs) = &programs {
             let said = programs.promtool(folder.path(), &["check", "metrics"], Some(&file))?;

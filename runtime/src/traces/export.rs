@@ -1,27 +1,29 @@
-//! The thread that exports: it makes spans of reports, and sends them in batches.
+//! The thread that exports: it makes spans of reports, writes them as bytes, and sends them in batches.
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use config::TelemetryConfig;
 use metrics::counter;
-use opentelemetry::{InstrumentationScope, KeyValue};
+use opentelemetry::KeyValue;
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
-use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SpanExporter as _;
 use tokio::sync::mpsc;
-use tokio::time::{sleep_until, timeout};
+use tokio::time::{timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::span::WallTime;
-use super::{EXPORTED, Report, Service, Span, dropped};
+use super::{EXPORT, EXPORTED, Report, Service, Span, Waiting, dropped, otlp};
 use crate::clock::Clock;
 
 /// Most spans in a batch, but for those of its last report.
-const BATCH: usize = 1_024;
+pub(super) const BATCH: usize = 1_024;
+/// What the spans' library is called in traces.
+const SCOPE: &str = "baton";
 /// A span waits at most so long for others.
 const EVERY: Duration = Duration::from_millis(500);
 /// A collector that goes on failing is told of in the log at most this often.
@@ -31,83 +33,115 @@ const MAX_ANSWER: usize = 65_536;
 
 /// See the head of the file.
 pub(super) struct Exporter {
+    /// Makes the HTTP request, tries again, reads the answer. The spans that it is given are none: see [`Client`].
     inner: SpanExporter,
+    body: Arc<Mutex<Bytes>>,
     runtime: tokio::runtime::Runtime,
     /// Longest time for a batch.
     deadline: Duration,
-    scope: InstrumentationScope,
+    /// Who this process is.
+    resource: [KeyValue; 4],
     wall: WallTime,
     /// Since when batches fail, and when that was last told.
     failing: Option<Instant>,
+}
+
+/// Spans on their way out.
+#[derive(Default)]
+struct Batch {
+    /// So many are in `bytes`.
+    spans: usize,
+    /// Each as a field of its scope.
+    bytes: Vec<u8>,
+    /// Those of one report; empty between reports.
+    made: Vec<Span>,
 }
 
 impl Exporter {
     /// Sends to the configured collector.
     pub(super) fn new(telemetry: &TelemetryConfig, service: &Service) -> Result<Self, String> {
         let deadline = Duration::from_millis(telemetry.trace_export_timeout_ms);
-        let client = reqwest::Client::builder()
+        let http = reqwest::Client::builder()
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(deadline)
             .timeout(deadline)
             .build()
             .map_err(|error| error.to_string())?;
-        let mut inner = SpanExporter::builder()
+        let body = Arc::new(Mutex::new(Bytes::new()));
+        let client = Client {
+            http,
+            body: Arc::clone(&body),
+        };
+        let inner = SpanExporter::builder()
             .with_http()
-            .with_http_client(Client(client))
+            .with_http_client(client)
             .with_protocol(Protocol::HttpBinary)
             .with_endpoint(format!("{}/v1/traces", telemetry.otlp_endpoint))
             .with_timeout(deadline)
             .build()
             .map_err(|error| error.to_string())?;
         let name = format!("{}-{}", telemetry.service_name, service.role);
-        let attributes = [
+        let resource = [
             KeyValue::new("service.name", name),
             KeyValue::new("service.namespace", telemetry.service_name.clone()),
             KeyValue::new("service.instance.id", service.instance.clone()),
             KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
         ];
-        inner.set_resource(&Resource::builder_empty().with_attributes(attributes).build());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|error| error.to_string())?;
         Ok(Self {
             inner,
+            body,
             runtime,
             deadline,
-            scope: InstrumentationScope::builder("baton").build(),
+            resource,
             wall: WallTime::new(Clock.now(), Clock.wall_time()),
             failing: None,
         })
     }
 
     /// Exports until `stop`, and then what still waits.
-    pub(super) fn run(mut self, mut reports: mpsc::Receiver<Report>, waiting: &AtomicUsize, stop: &CancellationToken) {
-        let mut batch = Vec::new();
-        while self.runtime.block_on(gather(&mut reports, &mut batch, waiting, stop)) {
-            self.export(&mut batch, self.deadline);
+    pub(super) fn run(mut self, mut reports: mpsc::Receiver<Report>, waiting: &Waiting, stop: &CancellationToken) {
+        let mut batch = Batch::default();
+        while self.runtime.block_on(gathered(waiting, stop)) {
+            while self.fill(&mut batch, &mut reports, waiting) {
+                self.export(&mut batch, self.deadline);
+                if waiting.spans() < waiting.enough || stop.is_cancelled() {
+                    break;
+                }
+            }
         }
         let end = Clock.now() + self.deadline;
-        loop {
-            while batch.len() < BATCH
-                && let Ok(report) = reports.try_recv()
-            {
-                make(report, &mut batch, waiting);
-            }
-            if batch.is_empty() {
-                return;
-            }
+        while self.fill(&mut batch, &mut reports, waiting) {
             self.export(&mut batch, end.saturating_duration_since(Clock.now()));
         }
     }
 
-    fn export(&mut self, batch: &mut Vec<Span>, deadline: Duration) {
+    /// Makes a batch of what is there; false if there is nothing.
+    fn fill(&mut self, batch: &mut Batch, reports: &mut mpsc::Receiver<Report>, waiting: &Waiting) -> bool {
+        self.wall.follow(Clock.now(), Clock.wall_time());
+        while batch.spans < BATCH
+            && let Ok(report) = reports.try_recv()
+        {
+            waiting.spans.fetch_sub(report.spans, Ordering::Relaxed);
+            (report.make)(&mut batch.made);
+            batch.spans += batch.made.len();
+            for span in batch.made.drain(..) {
+                otlp::span(&mut batch.bytes, &span, &self.wall);
+            }
+        }
+        batch.spans > 0
+    }
+
+    fn export(&mut self, batch: &mut Batch, deadline: Duration) {
         let now = Clock.now();
-        self.wall.follow(now, Clock.wall_time());
-        let spans = batch.len();
-        let data = batch.drain(..).map(|span| span.into_data(&self.wall, &self.scope));
-        let exported = self.inner.export(data.collect());
+        let spans = std::mem::take(&mut batch.spans);
+        *lock(&self.body) = Bytes::from(otlp::request(&self.resource, SCOPE, &batch.bytes));
+        batch.bytes.clear();
+        let exported = self.inner.export(Vec::new());
         let exported = self.runtime.block_on(async { timeout(deadline, exported).await });
         let problem = match exported {
             Ok(Ok(())) => {
@@ -120,7 +154,7 @@ impl Exporter {
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("no answer within {} ms", deadline.as_millis()),
         };
-        dropped("export", spans);
+        dropped(EXPORT, spans);
         if self.failing.is_none_or(|told| now >= told + TELL_EVERY) {
             self.failing = Some(now);
             tracing::warn!(spans, problem, "the collector does not take spans: they are lost");
@@ -128,55 +162,50 @@ impl Exporter {
     }
 }
 
-/// Waits for spans and for a while for more of them. False once there will be no more.
-async fn gather(
-    reports: &mut mpsc::Receiver<Report>,
-    batch: &mut Vec<Span>,
-    waiting: &AtomicUsize,
-    stop: &CancellationToken,
-) -> bool {
-    let first = tokio::select! {
-        biased;
-        () = stop.cancelled() => return false,
-        report = reports.recv() => report,
-    };
-    let Some(first) = first else { return false };
-    make(first, batch, waiting);
-    let until = Clock.now() + EVERY;
-    while batch.len() < BATCH {
-        let more = tokio::select! {
-            biased;
-            () = stop.cancelled() => return false,
-            more = reports.recv() => more,
-            () = sleep_until(until.into()) => None,
-        };
-        match more {
-            Some(report) => make(report, batch, waiting),
-            None => return true,
+/// Waits for a span, and then for a while for a batch of them. False once it is time to stop.
+async fn gathered(waiting: &Waiting, stop: &CancellationToken) -> bool {
+    let gathered = async {
+        while waiting.spans() == 0 {
+            waiting.changed.notified().await;
         }
+        let until = Clock.now() + EVERY;
+        while waiting.spans() < waiting.enough {
+            if timeout_at(until.into(), waiting.changed.notified()).await.is_err() {
+                break;
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => false,
+        () = gathered => true,
     }
-    true
 }
 
-fn make(report: Report, batch: &mut Vec<Span>, waiting: &AtomicUsize) {
-    waiting.fetch_sub(report.spans, Ordering::Relaxed);
-    (report.make)(batch);
+fn lock(body: &Mutex<Bytes>) -> MutexGuard<'_, Bytes> {
+    // It is only ever replaced: a panic leaves no half of it.
+    body.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The HTTP client, as the exporter wants one.
+/// The HTTP client, as the exporter wants one. What it sends is not the body of the request, but the one that was written for it:
+/// the exporter has no way to take bytes.
 #[derive(Debug)]
-struct Client(reqwest::Client);
+struct Client {
+    http: reqwest::Client,
+    body: Arc<Mutex<Bytes>>,
+}
 
 type Answer<'a> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'a>>;
 
 impl HttpClient for Client {
-    fn send_bytes<'client, 'answer>(&'client self, request: Request<Bytes>) -> Answer<'answer>
+    fn send_bytes<'client, 'answer>(&'client self, mut request: Request<Bytes>) -> Answer<'answer>
     where
         'client: 'answer,
         Self: 'answer,
     {
         Box::pin(async move {
-            let mut answer = self.0.execute(request.try_into()?).await?;
+            *request.body_mut() = lock(&self.body).clone();
+            let mut answer = self.http.execute(request.try_into()?).await?;
             let mut body = Vec::new();
             while let Some(chunk) = answer.chunk().await? {
                 if body.len() + chunk.len() > MAX_ANSWER {

@@ -12,6 +12,7 @@
 //! Without a collector in the configuration there is no [`tracer`], and nothing is made.
 
 mod export;
+mod otlp;
 mod span;
 
 use std::str::FromStr;
@@ -24,11 +25,12 @@ use metrics::counter;
 use opentelemetry::trace::{SpanKind as Kind, TraceState};
 use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, Sampler, SamplingDecision, ShouldSample};
 use protocol::context::{TraceContext, TraceParent};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 pub use self::span::{Span, SpanEvent};
+use crate::measure::Measure;
 use crate::telemetry::TelemetryError;
 pub use opentelemetry::trace::SpanKind;
 pub use opentelemetry::{Array, KeyValue, StringValue, Value};
@@ -37,6 +39,28 @@ pub use opentelemetry::{Array, KeyValue, StringValue, Value};
 pub const EXPORTED: &str = "baton_trace_spans_exported_total";
 /// Spans that were lost, by `reason`: `queue` (too many waited), `export` (the collector did not take them).
 pub const DROPPED: &str = "baton_trace_spans_dropped_total";
+/// Why spans are lost: values of the label `reason`.
+const QUEUE: &str = "queue";
+const EXPORT: &str = "export";
+
+/// What is measured of traces; shown also where none are made.
+pub(crate) const MEASURES: &[Measure] = &[
+    Measure::counter(EXPORTED, &[], "spans", "Spans that the collector of traces has taken."),
+    Measure::counter(
+        DROPPED,
+        &["reason"],
+        "spans",
+        "Spans that were lost, by why: too many waited (queue), or the collector did not take them (export).",
+    ),
+];
+
+/// Shows from the beginning what may never come.
+pub(crate) fn announce() {
+    for reason in [QUEUE, EXPORT] {
+        counter!(DROPPED, "reason" => reason).increment(0);
+    }
+}
+
 /// Longest `tracestate` that is passed on, in bytes: as much as the specification wants carried.
 const MAX_STATE: usize = 512;
 /// How long after its deadline the thread may take to end.
@@ -56,10 +80,34 @@ struct Report {
 /// The way to the collector.
 pub struct Tracer {
     queue: mpsc::Sender<Report>,
-    /// Spans in `queue`.
-    waiting: Arc<AtomicUsize>,
+    waiting: Arc<Waiting>,
     most: usize,
     sampler: Sampler,
+}
+
+/// What waits in the queue. The thread that exports is woken by the first span of a batch and when there are enough for one, not
+/// by each: on a busy machine a wake costs more than the span.
+struct Waiting {
+    spans: AtomicUsize,
+    /// So many are enough for a batch.
+    enough: usize,
+    changed: Notify,
+}
+
+impl Waiting {
+    /// In a queue for `most`.
+    fn new(most: usize) -> Self {
+        Self {
+            spans: AtomicUsize::new(0),
+            // Room is left for those that come while a batch is made.
+            enough: export::BATCH.min(most / 2),
+            changed: Notify::new(),
+        }
+    }
+
+    fn spans(&self) -> usize {
+        self.spans.load(Ordering::Relaxed)
+    }
 }
 
 /// Who this process is in traces.
@@ -111,7 +159,7 @@ pub fn install(telemetry: &TelemetryConfig, service: &Service) -> Result<Option<
         return Ok(None);
     }
     let failed = |reason: String| TelemetryError::Traces { reason };
-    let waiting = Arc::new(AtomicUsize::new(0));
+    let waiting = Arc::new(Waiting::new(telemetry.trace_queue_spans));
     // Each report is of at least one span.
     let (queue, reports) = mpsc::channel(telemetry.trace_queue_spans);
     let ratio = f64::from(telemetry.traces_per_million) / 1e6;
@@ -176,11 +224,19 @@ impl Tracer {
         if spans == 0 {
             return;
         }
-        let before = self.waiting.fetch_add(spans, Ordering::Relaxed);
+        let Waiting {
+            spans: waiting,
+            enough,
+            changed,
+        } = &*self.waiting;
+        let before = waiting.fetch_add(spans, Ordering::Relaxed);
+        let after = before + spans;
         let make: Make = Box::new(make);
-        if before + spans > self.most || self.queue.try_send(Report { spans, make }).is_err() {
-            self.waiting.fetch_sub(spans, Ordering::Relaxed);
-            dropped("queue", spans);
+        if after > self.most || self.queue.try_send(Report { spans, make }).is_err() {
+            waiting.fetch_sub(spans, Ordering::Relaxed);
+            dropped(QUEUE, spans);
+        } else if before == 0 || (before < *enough && after >= *enough) {
+            changed.notify_one();
         }
     }
 }

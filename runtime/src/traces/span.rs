@@ -1,12 +1,10 @@
-//! One span, and how it becomes one of OpenTelemetry's.
+//! One span, and the clock that its times are told by.
 
 use std::borrow::Cow;
-use std::str::FromStr;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use opentelemetry::trace::{Event, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
-use opentelemetry::{InstrumentationScope, KeyValue};
-use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
+use opentelemetry::KeyValue;
+use opentelemetry::trace::SpanKind;
 use protocol::context::TraceContext;
 
 use super::{Begun, new_span_id};
@@ -82,32 +80,6 @@ impl Span {
             error: None,
         }
     }
-
-    /// As OpenTelemetry has it.
-    pub(super) fn into_data(self, wall: &WallTime, scope: &InstrumentationScope) -> SpanData {
-        let mut events = SpanEvents::default();
-        let told = |event: SpanEvent| Event::new(event.name, wall.at(event.at), event.attributes, 0);
-        events.events = self.events.into_iter().map(told).collect();
-        let state = TraceState::from_str(&self.context.state).unwrap_or_default();
-        let (trace, span) = (TraceId::from(self.context.trace_id), SpanId::from(self.context.span_id));
-        SpanData {
-            span_context: SpanContext::new(trace, span, TraceFlags::SAMPLED, false, state),
-            parent_span_id: self.parent.map_or(SpanId::INVALID, SpanId::from),
-            parent_span_is_remote: self.remote,
-            span_kind: self.kind,
-            name: self.name,
-            start_time: wall.at(self.from),
-            end_time: wall.at(self.to),
-            attributes: self.attributes,
-            dropped_attributes_count: 0,
-            events,
-            links: SpanLinks::default(),
-            status: self
-                .error
-                .map_or(Status::Unset, |error| Status::error(error.into_owned())),
-            instrumentation_scope: scope.clone(),
-        }
-    }
 }
 
 /// Turns the monotonic clock's times into those of the wall clock: all of them by the same difference, so that spans fit
@@ -136,7 +108,13 @@ impl WallTime {
         }
     }
 
-    fn at(&self, time: Instant) -> SystemTime {
+    /// Nanoseconds since 1970.
+    pub(super) fn nanos(&self, time: Instant) -> u64 {
+        let since = self.at(time).duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn at(&self, time: Instant) -> SystemTime {
         match time.checked_duration_since(self.monotonic) {
             Some(after) => self.wall + after,
             None => self.wall - self.monotonic.duration_since(time),

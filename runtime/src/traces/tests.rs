@@ -1,7 +1,12 @@
-use std::time::{Instant, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use opentelemetry::InstrumentationScope;
-use opentelemetry::trace::Status;
+use opentelemetry::trace::{Event, SpanContext, SpanId, Status, TraceFlags, TraceId};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::transform::trace::tonic::group_spans_by_resource_and_scope;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
+use prost::Message;
 
 use super::span::WallTime;
 use super::*;
@@ -13,7 +18,7 @@ fn tracer(most: usize, ratio: f64) -> (Tracer, mpsc::Receiver<Report>) {
     let (queue, reports) = mpsc::channel(most);
     let tracer = Tracer {
         queue,
-        waiting: Arc::default(),
+        waiting: Arc::new(Waiting::new(most)),
         most,
         sampler: Sampler::TraceIdRatioBased(ratio),
     };
@@ -61,7 +66,7 @@ fn a_full_queue_drops_and_does_not_wait() {
     for _ in 0..3 {
         tracer.report(4, |_| {});
     }
-    assert_eq!(tracer.waiting.load(Ordering::Relaxed), 8, "the third one has no room");
+    assert_eq!(tracer.waiting.spans(), 8, "the third one has no room");
     let spans: Vec<usize> = std::iter::from_fn(|| reports.try_recv().ok())
         .map(|report| report.spans)
         .collect();
@@ -69,38 +74,154 @@ fn a_full_queue_drops_and_does_not_wait() {
 }
 
 #[test]
-fn spans_keep_their_distances_when_they_get_wall_times() {
-    let (start, wall) = (Clock.now(), UNIX_EPOCH + Duration::from_secs(1_000));
-    let ms = |ms: u64| Duration::from_millis(ms);
-    let parent = TraceContext {
+fn whoever_exports_is_woken_for_the_first_span_and_for_a_batch() {
+    let (tracer, _reports) = tracer(16, 1.0);
+    let mut woken = Vec::new();
+    for _ in 0..8 {
+        tracer.report(2, |_| {});
+        // A wake that nobody waited for stays until somebody does.
+        let wake = Box::pin(tracer.waiting.changed.notified()).as_mut().enable();
+        woken.push(wake);
+    }
+    assert_eq!(woken, [true, false, false, true, false, false, false, false]);
+}
+
+fn parent() -> TraceContext {
+    TraceContext {
         trace_id: 7,
         span_id: 8,
         state: "a=1".to_owned(),
-    };
-    let span = |from: Instant, to: Instant| Span {
-        error: Some("lost".into()),
-        events: vec![SpanEvent {
-            name: "restart",
-            at: to,
-            attributes: Vec::new(),
-        }],
-        ..Span::child(&parent, "prefill", from, to)
-    };
+    }
+}
+
+#[test]
+fn spans_keep_their_distances_when_they_get_wall_times() {
+    let (start, wall) = (Clock.now(), UNIX_EPOCH + Duration::from_secs(1_000));
+    let ms = |ms: u64| Duration::from_millis(ms);
     let mut clock = WallTime::new(start + ms(10), wall);
-    let scope = InstrumentationScope::builder("baton").build();
-    let data = span(start, start + ms(25)).into_data(&clock, &scope);
-    assert_eq!((data.start_time, data.end_time), (wall - ms(10), wall + ms(15)));
-    assert_eq!(data.events[0].timestamp, wall + ms(15));
-    assert_eq!(data.parent_span_id.to_string(), "0000000000000008");
-    assert_eq!(data.span_context.trace_id().to_string(), format!("{:032x}", 7));
-    assert_eq!(data.span_context.trace_state().header(), "a=1");
-    assert_eq!(data.status, Status::error("lost"));
+    assert_eq!(
+        (clock.at(start), clock.at(start + ms(25))),
+        (wall - ms(10), wall + ms(15))
+    );
+    assert_eq!(clock.nanos(start), 999_990_000_000);
     // A clock that is set is followed; one that drifts a little is not.
     clock.follow(start + ms(20), wall + ms(10) + Duration::from_micros(900));
-    assert_eq!(span(start, start).into_data(&clock, &scope).start_time, wall - ms(10));
+    assert_eq!(clock.at(start), wall - ms(10));
     clock.follow(start + ms(20), wall + ms(3_010));
+    assert_eq!(clock.at(start), wall + ms(2_990));
+}
+
+/// The span as OpenTelemetry's library has it.
+fn in_library(span: Span, at: impl Fn(Instant) -> SystemTime) -> SpanData {
+    let mut events = SpanEvents::default();
+    let told = |event: SpanEvent| Event::new(event.name, at(event.at), event.attributes, 0);
+    events.events = span.events.into_iter().map(told).collect();
+    let state = TraceState::from_str(&span.context.state).expect("a valid state");
+    let (trace, id) = (TraceId::from(span.context.trace_id), SpanId::from(span.context.span_id));
+    SpanData {
+        span_context: SpanContext::new(trace, id, TraceFlags::SAMPLED, false, state),
+        parent_span_id: span.parent.map_or(SpanId::INVALID, SpanId::from),
+        parent_span_is_remote: span.remote,
+        span_kind: span.kind,
+        name: span.name,
+        start_time: at(span.from),
+        end_time: at(span.to),
+        attributes: span.attributes,
+        dropped_attributes_count: 0,
+        events,
+        links: SpanLinks::default(),
+        status: span
+            .error
+            .map_or(Status::Unset, |error| Status::error(error.into_owned())),
+        instrumentation_scope: InstrumentationScope::builder("baton").build(),
+    }
+}
+
+/// One of each kind of attribute, an empty and a long text among them.
+fn attributes() -> Vec<KeyValue> {
+    vec![
+        KeyValue::new("text", "words"),
+        KeyValue::new("empty", ""),
+        KeyValue::new("long", "x".repeat(20_000)),
+        KeyValue::new("yes", true),
+        KeyValue::new("zero", 0_i64),
+        KeyValue::new("negative", -5_i64),
+        KeyValue::new("most", i64::MAX),
+        KeyValue::new("half", 0.5),
+        KeyValue::new(
+            "list",
+            Value::Array(Array::String(vec!["a".into(), "".into(), "c".repeat(200).into()])),
+        ),
+        KeyValue::new("no list", Value::Array(Array::String(Vec::new()))),
+    ]
+}
+
+#[test]
+fn the_bytes_are_those_of_the_library() {
+    let (start, wall) = (Clock.now(), UNIX_EPOCH + Duration::from_secs(1_700_000_000));
+    let clock = WallTime::new(start, wall);
+    let at = |us| start + Duration::from_micros(us);
+    let begun = |parent| Begun {
+        context: TraceContext {
+            state: String::new(),
+            ..self::parent()
+        },
+        parent,
+    };
+    let spans = vec![
+        Span {
+            attributes: attributes(),
+            events: vec![
+                SpanEvent {
+                    name: "restart",
+                    at: at(9),
+                    attributes: attributes(),
+                },
+                SpanEvent {
+                    name: "first_token",
+                    at: at(11),
+                    attributes: Vec::new(),
+                },
+            ],
+            error: Some("lost".into()),
+            ..Span::child(&parent(), "prefill", at(1), at(25))
+        },
+        Span::child(&parent(), "queue", at(0), at(0)),
+        Span::of_call(begun(None), "POST /generate".to_owned(), at(0), at(1_000_000)),
+        Span::of_call(begun(Some(3)), "", at(0), at(3)),
+        Span {
+            error: Some("".into()),
+            ..Span::child(&parent(), "decode", at(2), at(3))
+        },
+    ];
+    let resource = [
+        KeyValue::new("service.name", "baton-test"),
+        KeyValue::new("x", "y".repeat(300)),
+    ];
+    let mut ours = Vec::new();
+    spans.iter().for_each(|span| otlp::span(&mut ours, span, &clock));
+    let ours = otlp::request(&resource, "baton", &ours);
+    let theirs = spans.into_iter().map(|span| in_library(span, |time| clock.at(time)));
+    // Theirs has the resource in an order of its own.
+    let resource = Resource::builder_empty().with_attributes(resource).build();
+    let theirs = ExportTraceServiceRequest {
+        resource_spans: group_spans_by_resource_and_scope(theirs.collect(), &(&resource).into()),
+    };
+    let sorted = |mut request: ExportTraceServiceRequest| {
+        for resource in request
+            .resource_spans
+            .iter_mut()
+            .filter_map(|spans| spans.resource.as_mut())
+        {
+            resource.attributes.sort_by(|a, b| a.key.cmp(&b.key));
+        }
+        request
+    };
+    let read = ExportTraceServiceRequest::decode(ours.as_slice()).expect("a request");
     assert_eq!(
-        span(start, start).into_data(&clock, &scope).start_time,
-        wall + ms(2_990)
+        read.encode_to_vec(),
+        ours,
+        "nothing in it is written in another way than the library does"
     );
+    assert_eq!(sorted(read), sorted(theirs));
 }

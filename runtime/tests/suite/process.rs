@@ -74,8 +74,10 @@ async fn metrics_are_served_and_everything_else_is_refused() {
             "Tests by another server's name.",
         ),
     ];
-    let handle = install_metrics(MEASURES).expect("first");
-    assert!(matches!(install_metrics(&[]), Err(TelemetryError::MetricsInstalled(_))));
+    let telemetry = TelemetryConfig::default();
+    let handle = install_metrics(&telemetry, MEASURES).expect("first");
+    let again = install_metrics(&telemetry, &[]);
+    assert!(matches!(again, Err(TelemetryError::MetricsInstalled(_))));
     metrics::counter!("baton_test_total", "kind" => "a").increment(3);
     metrics::histogram!("baton_test_seconds").record(0.02);
     metrics::histogram!("baton_test_fine_seconds").record(0.0205);
@@ -106,6 +108,20 @@ async fn metrics_are_served_and_everything_else_is_refused() {
         .expect_err("taken")
         .to_string();
     assert!(taken.contains(&address.to_string()), "{taken}");
+    let off = TelemetryConfig {
+        metrics: false,
+        ..TelemetryConfig::default()
+    };
+    let off = install_metrics(&off, MEASURES).expect("nothing is installed");
+    let off = serve_metrics("127.0.0.1:0", off, shutdown.clone())
+        .await
+        .expect("a port");
+    let answer = soon("the answer", ask(off, "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
+    assert!(
+        answer.ends_with("metrics are switched off: telemetry.metrics = false\n"),
+        "{answer}"
+    );
     shutdown.force();
     soon("the end", async { while TcpStream::connect(address).await.is_ok() {} }).await;
 }

@@ -179,7 +179,10 @@ fn reading() -> Vec<(&'static str, PathItem)> {
         ),
         (
             "/metrics",
-            item(text("Metrics, in the text format of Prometheus.", "text/plain")),
+            item(
+                text("Metrics, in the text format of Prometheus.", "text/plain")
+                    .response("404", error("They are switched off.", reference::<TgiError>())),
+            ),
         ),
         (
             "/v1/models",
