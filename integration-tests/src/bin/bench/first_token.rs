@@ -2,7 +2,9 @@
 //!
 //! Streams are begun at a constant rate, whatever has become of those before. Each asks where its time went, and so is told the value
 //! that went into `baton_time_to_first_token_seconds`; the client's clock runs from before it sends the request until the first event
-//! is there. What lies between is the network, and this program's own delay.
+//! is there. What lies between is the network, and how long the threads of either end wait for a core once there is something for
+//! them: beside nodes that compute, the client's own wait was most of it. Therefore its threads go before others, where that is
+//! allowed; the server's do not, so what clients wait for its threads is in the difference.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,6 +16,8 @@ use load_generator::core::timing::{FIRST, parse};
 use reqwest::Client;
 use runtime::clock::Clock;
 use serde_json::json;
+
+use crate::pin::raise;
 
 const NAME: &str = "bench";
 
@@ -55,6 +59,8 @@ async fn measure(args: &Args) -> Result<()> {
     let mut spec = ClusterSpec::pair(args.model.clone()).set(format!("model.model_name={NAME}"));
     spec.settings.extend(args.set.iter().cloned());
     let cluster = Cluster::start(spec).await?;
+    // After the start: what it started would go before others as well.
+    let raised = raise(std::process::id())?;
     let client = Client::new();
     let url = format!("{}/v1/completions", cluster.url());
     // Connections are made, and pages touched.
@@ -81,7 +87,7 @@ async fn measure(args: &Args) -> Result<()> {
         after - before == f64::from(args.requests),
         "{before} first tokens before, {after} after"
     );
-    print(args, &seen);
+    print(args, &seen, raised);
     Ok(())
 }
 
@@ -135,11 +141,16 @@ async fn send(client: &Client, url: &str, body: serde_json::Value) -> Result<See
 /// One of the times of a request, or of two of them.
 type Time = fn(&Seen) -> f64;
 
-fn print(args: &Args, seen: &[Seen]) {
+fn print(args: &Args, seen: &[Seen], raised: bool) {
     println!(
         "{} streams, {} a second, prompts of about {} words, {} tokens; times to first token in ms",
         args.requests, args.rate, args.words, args.tokens
     );
+    if !raised {
+        println!(
+            "the client's threads may not go before others (this needs CAP_SYS_NICE): its own waits are in the difference"
+        );
+    }
     println!("{:<24} {:>9} {:>9} {:>9} {:>9}", "", "p50", "p90", "p99", "max");
     let rows: [(&str, Time); 3] = [
         ("seen by clients", |seen| seen.by_client),

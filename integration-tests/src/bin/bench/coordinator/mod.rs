@@ -5,7 +5,7 @@
 mod client;
 mod direct;
 mod nodes;
-mod traces;
+mod telemetry;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -49,12 +49,12 @@ pub(crate) struct Args {
     /// Another setting of the coordinator, SECTION.FIELD=VALUE; may be repeated.
     #[arg(long, value_name = "SETTING")]
     set: Vec<String>,
-    /// Measure what traces cost instead, with prompts of the first length: every request traced and exported to a collector on
-    /// this machine, against none, in turns.
+    /// Measure what metrics and traces cost instead, with prompts of the first length: neither, metrics, and both with every request
+    /// traced and exported to a collector on this machine, in turns.
     #[arg(long)]
-    traces: bool,
-    /// With --traces: so many windows of each kind.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=100))]
+    telemetry: bool,
+    /// With --telemetry: so many windows of each kind.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: u16,
     /// Write all figures to a file.
     #[arg(long, value_name = "FILE")]
@@ -70,16 +70,16 @@ async fn measure(args: &Args) -> Result<Value> {
     let folder = tempfile::tempdir()?;
     let model = widened(&args.model, folder.path())?;
     let text = ModelFiles::open(&model)?.text()?;
-    if args.traces {
-        return traces::measure(args, &model, &text).await;
+    if args.telemetry {
+        return telemetry::measure(args, &model, &text).await;
     }
     let mut rows = Vec::new();
-    let mut bench = Bench::start(args, &model, &text, (false, None)).await?;
+    let mut bench = Bench::start(args, &model, &text, (false, Vec::new())).await?;
     for tokens in &args.prompts {
         rows.push(bench.speed(args, &text, *tokens).await?);
     }
     drop(bench);
-    let mut full = Bench::start(args, &model, &text, (true, None)).await?;
+    let mut full = Bench::start(args, &model, &text, (true, Vec::new())).await?;
     let memory = full.memory(args).await?;
     Ok(json!({ "rows": rows, "memory": memory }))
 }
@@ -111,13 +111,8 @@ struct Bench {
 }
 
 impl Bench {
-    /// `full`: the decode node has no blocks. `setting`: one more of the coordinator.
-    async fn start(
-        args: &Args,
-        model: &Path,
-        text: &TextModel,
-        (full, setting): (bool, Option<String>),
-    ) -> Result<Self> {
+    /// `full`: the decode node has no blocks. `settings`: more of the coordinator.
+    async fn start(args: &Args, model: &Path, text: &TextModel, (full, settings): (bool, Vec<String>)) -> Result<Self> {
         let room = args.waiting.max(u32::from(args.connections)) + 64;
         let mut spec = ClusterSpec {
             prefill: 1,
@@ -132,7 +127,7 @@ impl Bench {
         .set("coordinator.queue_timeout_ms=600000")
         // The fakes report once, and would be taken for nodes that hang.
         .set("coordinator.node_stall_ms=600000");
-        spec.settings.extend(args.set.iter().cloned().chain(setting));
+        spec.settings.extend(args.set.iter().cloned().chain(settings));
         let mut cluster = Cluster::without_nodes(spec)?;
         cluster.start_coordinator()?;
         let certs = cluster.dir().join("certs");
@@ -180,7 +175,7 @@ impl Bench {
                 direct.push(1e3 * self.direct.ask(&ids, ANSWER).await?.as_secs_f64());
             }
         }
-        let (rate, cpu_us) = throughput(&mut self.cluster, &asked, args.connections, window).await?;
+        let (rate, cpu_us) = throughput(&mut self.cluster, &["coordinator"], &asked, args.connections, window).await?;
         latencies.sort_by(f64::total_cmp);
         let p99 = latencies[(latencies.len() * 99 / 100).min(latencies.len() - 1)];
         let p50 = median(latencies);
@@ -232,10 +227,17 @@ impl Bench {
     }
 }
 
-/// Requests per second over so many connections, and microseconds of the coordinator's CPU for each.
-async fn throughput(cluster: &mut Cluster, asked: &[u8], connections: u16, window: Duration) -> Result<(f64, f64)> {
-    let (pid, port) = (cluster.process("coordinator")?.pid(), cluster.http_port());
-    let (cpu_before, from) = (cpu_of(pid)?, Clock.now());
+/// Requests per second over so many connections, and microseconds of the named processes' CPU for each.
+async fn throughput(
+    cluster: &mut Cluster,
+    names: &[&str],
+    asked: &[u8],
+    connections: u16,
+    window: Duration,
+) -> Result<(f64, f64)> {
+    let port = cluster.http_port();
+    let mut cpu = || -> Result<f64> { names.iter().map(|name| cpu_of(cluster.process(name)?.pid())).sum() };
+    let (cpu_before, from) = (cpu()?, Clock.now());
     let mut workers = JoinSet::new();
     for _ in 0..connections {
         let asked = asked.to_vec();
@@ -253,7 +255,7 @@ async fn throughput(cluster: &mut Cluster, asked: &[u8], connections: u16, windo
         answered += count??;
     }
     let seconds = from.elapsed().as_secs_f64();
-    let cpu_us = 1e6 * (cpu_of(pid)? - cpu_before) / answered as f64;
+    let cpu_us = 1e6 * (cpu()? - cpu_before) / answered as f64;
     Ok((answered as f64 / seconds, cpu_us))
 }
 
