@@ -1,8 +1,8 @@
 //! Handoffs of models whose layers are in several groups.
 
 use kv_transfer::core::{
-    CommitAction, Extent, HeaderAction, Part, PayloadAction, ReceiveLimits, ReceiveSession, Refusal, SendError, SendLimits,
-    SendSession,
+    CommitAction, Extent, HeaderAction, Part, PayloadAction, ReceiveLimits, ReceiveSession, Refusal, SendError,
+    SendLimits, SendSession,
 };
 use protocol::kv::KvLayout;
 use protocol::moved::{HaveBlocks, Moved};
