@@ -1,8 +1,7 @@
-//! The thread that exports: it makes spans of reports, writes them as bytes, and sends them in batches.
+//! The thread that exports: it sends what has been written, in batches.
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,12 +11,10 @@ use opentelemetry::KeyValue;
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::trace::SpanExporter as _;
-use tokio::sync::mpsc;
 use tokio::time::{timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::span::WallTime;
-use super::{EXPORT, EXPORTED, Report, Service, Span, Waiting, dropped, otlp};
+use super::{Batch, EXPORT, EXPORTED, Service, Waiting, dropped, otlp};
 use crate::clock::Clock;
 
 /// Most spans in a batch, but for those of its last report.
@@ -41,20 +38,8 @@ pub(super) struct Exporter {
     deadline: Duration,
     /// Who this process is.
     resource: [KeyValue; 4],
-    wall: WallTime,
     /// Since when batches fail, and when that was last told.
     failing: Option<Instant>,
-}
-
-/// Spans on their way out.
-#[derive(Default)]
-struct Batch {
-    /// So many are in `bytes`.
-    spans: usize,
-    /// Each as a field of its scope.
-    bytes: Vec<u8>,
-    /// Those of one report; empty between reports.
-    made: Vec<Span>,
 }
 
 impl Exporter {
@@ -98,49 +83,31 @@ impl Exporter {
             runtime,
             deadline,
             resource,
-            wall: WallTime::new(Clock.now(), Clock.wall_time()),
             failing: None,
         })
     }
 
     /// Exports until `stop`, and then what still waits.
-    pub(super) fn run(mut self, mut reports: mpsc::Receiver<Report>, waiting: &Waiting, stop: &CancellationToken) {
-        let mut batch = Batch::default();
+    pub(super) fn run(mut self, waiting: &Waiting, stop: &CancellationToken) {
         while self.runtime.block_on(gathered(waiting, stop)) {
-            while self.fill(&mut batch, &mut reports, waiting) {
-                self.export(&mut batch, self.deadline);
+            while let Some(batch) = waiting.take() {
+                self.export(batch, self.deadline);
+                // Few may become more.
                 if waiting.spans() < waiting.enough || stop.is_cancelled() {
                     break;
                 }
             }
         }
         let end = Clock.now() + self.deadline;
-        while self.fill(&mut batch, &mut reports, waiting) {
-            self.export(&mut batch, end.saturating_duration_since(Clock.now()));
+        while let Some(batch) = waiting.take() {
+            self.export(batch, end.saturating_duration_since(Clock.now()));
         }
     }
 
-    /// Makes a batch of what is there; false if there is nothing.
-    fn fill(&mut self, batch: &mut Batch, reports: &mut mpsc::Receiver<Report>, waiting: &Waiting) -> bool {
-        self.wall.follow(Clock.now(), Clock.wall_time());
-        while batch.spans < BATCH
-            && let Ok(report) = reports.try_recv()
-        {
-            waiting.spans.fetch_sub(report.spans, Ordering::Relaxed);
-            (report.make)(&mut batch.made);
-            batch.spans += batch.made.len();
-            for span in batch.made.drain(..) {
-                otlp::span(&mut batch.bytes, &span, &self.wall);
-            }
-        }
-        batch.spans > 0
-    }
-
-    fn export(&mut self, batch: &mut Batch, deadline: Duration) {
+    fn export(&mut self, batch: Batch, deadline: Duration) {
         let now = Clock.now();
-        let spans = std::mem::take(&mut batch.spans);
-        *lock(&self.body) = Bytes::from(otlp::request(&self.resource, SCOPE, &batch.bytes));
-        batch.bytes.clear();
+        let Batch { spans, bytes } = batch;
+        *lock(&self.body) = Bytes::from(otlp::request(&self.resource, SCOPE, &bytes));
         let exported = self.inner.export(Vec::new());
         let exported = self.runtime.block_on(async { timeout(deadline, exported).await });
         let problem = match exported {

@@ -3,10 +3,11 @@
 //! Life of a span:
 //! 1. Something is traced if its [`TraceContext`] says so; [`Tracer::begin`] decides that once, where a call enters the
 //!    cluster.
-//! 2. What happened is a [`Span`] once it is over, made from times that were taken anyway. [`Tracer::report`] puts the work of
-//!    making it into a bounded queue and never waits: what finds the queue full is dropped and counted.
-//! 3. A thread of its own makes the spans, encodes them and sends them in batches by OTLP over HTTP. A collector that is
-//!    slow, dead or wrong costs spans, and nothing else.
+//! 2. What happened is a [`Span`] once it is over, made from times that were taken anyway. [`Tracer::report`] writes it as bytes
+//!    at the end of a bounded queue and never waits for room: what finds none is dropped, unmade, and counted. Bytes are all that
+//!    goes to another thread: memory that one thread takes and another gives back costs both more than the writing.
+//! 3. A thread of its own sends the bytes in batches by OTLP over HTTP. A collector that is slow, dead or wrong costs spans, and
+//!    nothing else.
 //! 4. [`TracesHandle::close`] sends what waits, within a deadline.
 //!
 //! Without a collector in the configuration there is no [`tracer`], and nothing is made.
@@ -15,9 +16,10 @@ mod export;
 mod otlp;
 mod span;
 
+use std::collections::VecDeque;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use config::TelemetryConfig;
@@ -25,11 +27,13 @@ use metrics::counter;
 use opentelemetry::trace::{SpanKind as Kind, TraceState};
 use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, Sampler, SamplingDecision, ShouldSample};
 use protocol::context::{TraceContext, TraceParent};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use self::span::WallTime;
 pub use self::span::{Span, SpanEvent};
+use crate::clock::Clock;
 use crate::measure::Measure;
 use crate::telemetry::TelemetryError;
 pub use opentelemetry::trace::SpanKind;
@@ -68,45 +72,84 @@ const GRACE: Duration = Duration::from_millis(200);
 
 static TRACER: OnceLock<Tracer> = OnceLock::new();
 
-/// What makes spans in a report.
-type Make = Box<dyn FnOnce(&mut Vec<Span>) + Send>;
-
-/// Spans that are to be made and exported.
-struct Report {
-    spans: usize,
-    make: Make,
-}
-
 /// The way to the collector.
 pub struct Tracer {
-    queue: mpsc::Sender<Report>,
     waiting: Arc<Waiting>,
-    most: usize,
     sampler: Sampler,
 }
 
-/// What waits in the queue. The thread that exports is woken by the first span of a batch and when there are enough for one, not
-/// by each: on a busy machine a wake costs more than the span.
+/// What waits to be sent. The thread that exports is woken by the first span of a batch and when there are enough for one, not by
+/// each: on a busy machine a wake costs more than the span.
 struct Waiting {
+    /// Those that have room, written or about to be.
     spans: AtomicUsize,
+    most: usize,
     /// So many are enough for a batch.
     enough: usize,
+    queue: Mutex<Queue>,
     changed: Notify,
 }
 
+/// See [`Waiting`].
+struct Queue {
+    batches: VecDeque<Batch>,
+    wall: WallTime,
+}
+
+/// Spans on their way out.
+#[derive(Default)]
+struct Batch {
+    /// So many are in `bytes`.
+    spans: usize,
+    /// Each as a field of its scope.
+    bytes: Vec<u8>,
+}
+
 impl Waiting {
-    /// In a queue for `most`.
+    /// A queue for `most`.
     fn new(most: usize) -> Self {
         Self {
             spans: AtomicUsize::new(0),
-            // Room is left for those that come while a batch is made.
+            most,
+            // Room is left for those that come while a batch is sent.
             enough: export::BATCH.min(most / 2),
+            queue: Mutex::new(Queue {
+                batches: VecDeque::new(),
+                wall: WallTime::new(Clock.now(), Clock.wall_time()),
+            }),
             changed: Notify::new(),
         }
     }
 
     fn spans(&self) -> usize {
         self.spans.load(Ordering::Relaxed)
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        // Nobody panics with it: writing a span has no way to.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The batch that has waited longest.
+    fn take(&self) -> Option<Batch> {
+        let mut queue = self.queue();
+        queue.wall.follow(Clock.now(), Clock.wall_time());
+        let batch = queue.batches.pop_front()?;
+        self.spans.fetch_sub(batch.spans, Ordering::Relaxed);
+        Some(batch)
+    }
+}
+
+impl Queue {
+    fn push(&mut self, spans: usize, made: &[Span]) {
+        if self.batches.back().is_none_or(|last| last.spans >= export::BATCH) {
+            self.batches.push_back(Batch::default());
+        }
+        if let Some(batch) = self.batches.back_mut() {
+            made.iter()
+                .for_each(|span| otlp::span(&mut batch.bytes, span, &self.wall));
+            batch.spans += spans;
+        }
     }
 }
 
@@ -160,13 +203,9 @@ pub fn install(telemetry: &TelemetryConfig, service: &Service) -> Result<Option<
     }
     let failed = |reason: String| TelemetryError::Traces { reason };
     let waiting = Arc::new(Waiting::new(telemetry.trace_queue_spans));
-    // Each report is of at least one span.
-    let (queue, reports) = mpsc::channel(telemetry.trace_queue_spans);
     let ratio = f64::from(telemetry.traces_per_million) / 1e6;
     let tracer = Tracer {
-        queue,
         waiting: Arc::clone(&waiting),
-        most: telemetry.trace_queue_spans,
         sampler: Sampler::TraceIdRatioBased(ratio),
     };
     let exporter = export::Exporter::new(telemetry, service).map_err(failed)?;
@@ -178,7 +217,7 @@ pub fn install(telemetry: &TelemetryConfig, service: &Service) -> Result<Option<
     let stopped = stop.clone();
     let run = move || {
         let _ended = sender;
-        exporter.run(reports, &waiting, &stopped);
+        exporter.run(&waiting, &stopped);
     };
     std::thread::Builder::new()
         .name("traces".to_owned())
@@ -219,24 +258,24 @@ impl Tracer {
         })
     }
 
-    /// Has `make` add exactly `spans` spans, on another thread, for export. Never waits.
-    pub fn report(&self, spans: usize, make: impl FnOnce(&mut Vec<Span>) + Send + 'static) {
+    /// Has `make` add exactly `spans` spans, for export, if there is room for them. Never waits for the collector.
+    pub fn report(&self, spans: usize, make: impl FnOnce(&mut Vec<Span>)) {
         if spans == 0 {
             return;
         }
-        let Waiting {
-            spans: waiting,
-            enough,
-            changed,
-        } = &*self.waiting;
-        let before = waiting.fetch_add(spans, Ordering::Relaxed);
+        let waiting = &*self.waiting;
+        let before = waiting.spans.fetch_add(spans, Ordering::Relaxed);
         let after = before + spans;
-        let make: Make = Box::new(make);
-        if after > self.most || self.queue.try_send(Report { spans, make }).is_err() {
-            waiting.fetch_sub(spans, Ordering::Relaxed);
+        if after > waiting.most {
+            waiting.spans.fetch_sub(spans, Ordering::Relaxed);
             dropped(QUEUE, spans);
-        } else if before == 0 || (before < *enough && after >= *enough) {
-            changed.notify_one();
+            return;
+        }
+        let mut made = Vec::with_capacity(spans);
+        make(&mut made);
+        waiting.queue().push(spans, &made);
+        if before == 0 || (before < waiting.enough && after >= waiting.enough) {
+            waiting.changed.notify_one();
         }
     }
 }

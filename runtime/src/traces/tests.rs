@@ -14,20 +14,16 @@ use crate::clock::Clock;
 
 const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
-fn tracer(most: usize, ratio: f64) -> (Tracer, mpsc::Receiver<Report>) {
-    let (queue, reports) = mpsc::channel(most);
-    let tracer = Tracer {
-        queue,
+fn tracer(most: usize, ratio: f64) -> Tracer {
+    Tracer {
         waiting: Arc::new(Waiting::new(most)),
-        most,
         sampler: Sampler::TraceIdRatioBased(ratio),
-    };
-    (tracer, reports)
+    }
 }
 
 #[test]
 fn a_call_is_traced_as_its_parent_is() {
-    let (never, _reports) = tracer(8, 0.0);
+    let never = tracer(8, 0.0);
     let begun = never
         .begin(Some(PARENT), Some("a=1,b=2"))
         .expect("its parent is sampled");
@@ -35,20 +31,20 @@ fn a_call_is_traced_as_its_parent_is() {
     assert_eq!(begun.context.trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c);
     assert_ne!(begun.context.span_id, 0xb7ad_6b71_6920_3331);
     assert_eq!(begun.context.state, "a=1,b=2");
-    let (always, _reports) = tracer(8, 1.0);
+    let always = tracer(8, 1.0);
     assert_eq!(always.begin(Some(&PARENT.replace("-01", "-00")), None), None);
 }
 
 #[test]
 fn a_call_without_a_parent_is_traced_by_chance() {
-    let (always, _reports) = tracer(8, 1.0);
+    let always = tracer(8, 1.0);
     for malformed in [None, Some("00-0-0-01"), Some("")] {
         let begun = always.begin(malformed, Some("a=1")).expect("all are sampled");
         assert_eq!((begun.parent, begun.context.state.as_str()), (None, ""));
     }
-    let (never, _reports) = tracer(8, 0.0);
+    let never = tracer(8, 0.0);
     assert_eq!(never.begin(None, None), None);
-    let (some, _reports) = tracer(8, 0.25);
+    let some = tracer(8, 0.25);
     let traced = (0..1_000).filter(|_| some.begin(None, None).is_some()).count();
     assert!((100..400).contains(&traced), "{traced} of 1000");
 }
@@ -62,20 +58,43 @@ fn a_state_that_is_none_is_not_passed_on() {
 
 #[test]
 fn a_full_queue_drops_and_does_not_wait() {
-    let (tracer, mut reports) = tracer(10, 1.0);
+    let tracer = tracer(10, 1.0);
+    let mut made = 0;
     for _ in 0..3 {
-        tracer.report(4, |_| {});
+        tracer.report(4, |_| made += 1);
     }
-    assert_eq!(tracer.waiting.spans(), 8, "the third one has no room");
-    let spans: Vec<usize> = std::iter::from_fn(|| reports.try_recv().ok())
-        .map(|report| report.spans)
-        .collect();
-    assert_eq!(spans, [4, 4]);
+    assert_eq!(
+        (tracer.waiting.spans(), made),
+        (8, 2),
+        "the third one has no room, and is not made"
+    );
+    let batch = tracer.waiting.take().expect("what had room");
+    assert_eq!((batch.spans, tracer.waiting.spans()), (8, 0));
+    assert!(tracer.waiting.take().is_none());
+}
+
+#[test]
+fn a_batch_ends_with_the_report_that_fills_it() {
+    let tracer = tracer(10_000, 1.0);
+    let (now, parent) = (Clock.now(), parent());
+    for _ in 0..300 {
+        tracer.report(7, |spans| {
+            spans.extend((0..7).map(|_| Span::child(&parent, "decode", now, now)))
+        });
+    }
+    let batches: Vec<Batch> = std::iter::from_fn(|| tracer.waiting.take()).collect();
+    let spans: Vec<usize> = batches.iter().map(|batch| batch.spans).collect();
+    assert_eq!(spans, [1_029, 1_029, 42]);
+    for batch in batches {
+        let request = otlp::request(&[], "baton", &batch.bytes);
+        let read = ExportTraceServiceRequest::decode(request.as_slice()).expect("a request");
+        assert_eq!(read.resource_spans[0].scope_spans[0].spans.len(), batch.spans);
+    }
 }
 
 #[test]
 fn whoever_exports_is_woken_for_the_first_span_and_for_a_batch() {
-    let (tracer, _reports) = tracer(16, 1.0);
+    let tracer = tracer(16, 1.0);
     let mut woken = Vec::new();
     for _ in 0..8 {
         tracer.report(2, |_| {});
