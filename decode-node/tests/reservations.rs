@@ -173,7 +173,7 @@ fn blocks_that_are_here_are_neither_expected_nor_written() {
         grant
             .sink
             .write(&header, &payload)
-            .is_err_and(|e| e.contains("here already"))
+            .is_err_and(|e| e.contains("none that has to come"))
     );
     let (header, payload) = frame(1, 2);
     grant.sink.write(&header, &payload).expect("within the reservation");

@@ -292,14 +292,14 @@ fn of_a_prompt_comes_all_in_some_layers_and_a_window_in_others() {
         prefix_cache: true,
         ..mixed(100)
     });
-    let awaited = |token_ids| Awaited {
+    let expected = |token_ids| Awaited {
         token_ids,
         cache_key: 0,
         num_computed: 101,
     };
     let wanted = long(3, 101, 40);
     let prompt = wanted.token_ids.clone();
-    let reservation = bench.engine.reserve_prompt(&awaited(&prompt), 40, 2).unwrap();
+    let reservation = bench.engine.reserve_prompt(&expected(&prompt), 40, 2).unwrap();
     // The row of position 101 sees 90..=101: of 26 blocks those from 22 on, in two groups of three.
     let have = HaveBlocks { full: 0, sliding: 22 };
     assert_eq!(reservation.have_blocks(), have);
@@ -308,7 +308,7 @@ fn of_a_prompt_comes_all_in_some_layers_and_a_window_in_others() {
     bench.commit_choices(reservation, &wanted);
     bench.run();
     // What came is found again: all but the last, partial block, which begins behind the window's beginning.
-    let again = bench.engine.reserve_prompt(&awaited(&prompt), 40, 2).unwrap();
+    let again = bench.engine.reserve_prompt(&expected(&prompt), 40, 2).unwrap();
     assert_eq!(again.have_blocks(), HaveBlocks { full: 25, sliding: 25 });
     assert_eq!(again.blocks_to_fill().len(), 3);
     bench.commit_choices(again, &wanted);
@@ -320,7 +320,7 @@ fn of_a_prompt_comes_all_in_some_layers_and_a_window_in_others() {
         .reserve_prompt(
             &Awaited {
                 num_computed: 160,
-                ..awaited(&longer.token_ids)
+                ..expected(&longer.token_ids)
             },
             40,
             2,
