@@ -43,7 +43,12 @@ pub const SENDING: &[Measure] = &[
         "KV frames sent to other nodes, repeats included.",
     ),
     Measure::counter(RESENT_FRAMES, &[], "frames", "KV frames that had to be sent again."),
-    Measure::counter(PUSHES, &["result"], "handoffs", "Handoffs sent, by how they ended."),
+    Measure::counter(
+        PUSHES,
+        &["result"],
+        "handoffs",
+        "Handoffs sent, by how they ended; failed: no commit was acknowledged before the job was over.",
+    ),
     Measure::histogram(
         EXPOSED_SECONDS,
         WAITS,

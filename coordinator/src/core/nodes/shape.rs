@@ -73,15 +73,20 @@ impl Node {
     }
 
     /// Blocks of all sequences at the start. `rows`: most rows of a prompt that are computed at once, 1 where it comes from
-    /// elsewhere.
+    /// elsewhere. One sequence has never more than all blocks of the node: it fits by the node's own word, whose chunks may be shorter than
+    /// those of the coordinator's configuration.
     pub(super) fn blocks_of(&self, shape: &Shape, rows: usize) -> i64 {
         let shared = self.shared_blocks(shape.prompt);
         let own = |tokens: usize| self.kept().most_blocks(shape.prompt + tokens, rows) as i64 - shared;
-        shared
+        let blocks = shared
             + match &shape.held {
                 Held::Alike { sequences, tokens } => (*sequences as i64).saturating_mul(own(*tokens)),
                 Held::Each(each) => each.iter().map(|tokens| own(*tokens)).sum(),
-            }
+            };
+        if shape.held.sequences() > 1 {
+            return blocks;
+        }
+        blocks.min(i64::from(self.hello.total_blocks))
     }
 
     /// Blocks of a prompt that have to come from elsewhere if the first `cached` ones are there.
@@ -99,5 +104,35 @@ impl Node {
         shape.most_tokens <= self.hello.max_seq_len as usize
             && sequences <= self.hello.max_num_seqs as usize
             && needed <= self.hello.total_blocks as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::ids::Role;
+    use protocol::window::Groups;
+
+    use super::*;
+    use crate::core::fixtures::{hello, settings};
+    use crate::core::nodes::{LinkId, Nodes};
+
+    #[test]
+    fn one_sequence_that_a_node_takes_by_its_word_is_not_too_much_for_it() {
+        let settings = settings();
+        let mut nodes = Nodes::new(settings.text, settings.prefill_credit, settings.steps, settings.health);
+        let mut hello = hello(Role::Prefill, "p0", 0, 6);
+        hello.layout.groups = Groups::sliding(8);
+        nodes.join(LinkId(0), Role::Prefill, hello);
+        let node = &nodes.nodes[&LinkId(0)];
+        let shape = |sequences| Shape {
+            prompt: 400,
+            held: Held::alike(sequences, 1),
+            most_tokens: 410,
+        };
+        // The node's chunks are shorter, and it has room for one of them.
+        let chunk = 256;
+        assert!(node.could_hold(&shape(1), chunk));
+        assert_eq!((node.blocks_of(&shape(1), chunk), node.blocks_of(&shape(1), 1)), (6, 3));
+        assert!(node.blocks_of(&shape(2), chunk) > 6);
     }
 }
