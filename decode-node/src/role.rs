@@ -247,7 +247,9 @@ impl DecodeRole {
             deadline,
         };
         let pending = self.reservations.admit(admission, writer);
-        let pending = pending.ok_or_else(|| format!("ticket {ticket} is taken"))?;
+        let pending = pending.ok_or_else(|| {
+            format!("ticket {ticket} is taken, or have_blocks = {have_blocks} is wrong for {num_tokens} tokens")
+        })?;
         Ok((pending, have_blocks))
     }
 

@@ -149,7 +149,7 @@ impl FakeRunner {
         observer: &mut dyn LayerObserver,
         output: &mut StepOutput,
     ) {
-        for place in places(self.pool.layout()) {
+        for place in self.pool.layout().places() {
             for s in &plan.sequences {
                 self.write_layer(access, plan, s, place);
             }
@@ -317,15 +317,6 @@ fn mix(hash: u64, i: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)
-}
-
-/// Where the KV of the layers is, in their order: all those of a group, then those of the next one.
-fn places(layout: &KvLayout) -> impl Iterator<Item = KvPlace> + use<> {
-    let layout = *layout;
-    (0..layout.groups.count() as u32).flat_map(move |group| {
-        let layers = 0..layout.layers_of(group as usize);
-        layers.map(move |layer| KvPlace { group, layer })
-    })
 }
 
 /// Adds what is stored of positions, in all layers of a group, to a hash.

@@ -124,6 +124,15 @@ impl KvLayout {
         self.num_layers.saturating_sub(self.groups.spare(group))
     }
 
+    /// Places for the layers of a model that is computed group after group: all those of a group, then those of the next one.
+    pub fn places(&self) -> impl Iterator<Item = KvPlace> + use<> {
+        let layout = *self;
+        (0..layout.groups.count() as u32).flat_map(move |group| {
+            let layers = 0..layout.layers_of(group as usize);
+            layers.map(move |layer| KvPlace { group, layer })
+        })
+    }
+
     /// What is wrong with a layout that somebody else names, beside what is 0.
     pub fn check(&self) -> Result<(), String> {
         self.groups.check()?;

@@ -306,10 +306,12 @@ impl Kept {
             blocks / self.count()
         } else {
             // Those of long texts, and those of short ones.
-            let windows = self.sliding.most_blocks(usize::MAX / 2, 1) * sliding * sequences;
+            // A node may say anything of its window.
+            let each = self.sliding.most_blocks(usize::MAX / 2, 1).saturating_mul(sliding);
+            let windows = each.saturating_mul(sequences);
             (blocks.saturating_sub(windows) / full).max(blocks / self.count())
         };
-        places * self.full.block_tokens
+        places.saturating_mul(self.full.block_tokens)
     }
 
     /// Blocks that hold `tokens` tokens, kept or not.
@@ -436,6 +438,8 @@ mod tests {
             let blocks = sequences * kept.most_blocks(tokens, 1);
             assert_eq!(kept.tokens_in(sequences, blocks), sequences * tokens);
         }
+        let nonsense = Kept::new(Groups::mixed(1, 63, u32::MAX), 1);
+        assert_eq!(nonsense.tokens_in(u32::MAX as usize, 640), 10);
         for groups in [Groups::ONE, Groups::sliding(8)] {
             assert_eq!((groups.told(), Kept::new(groups, 4).tokens_in(2, 5)), (0, 20));
         }

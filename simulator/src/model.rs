@@ -134,12 +134,7 @@ impl Pool {
 
     /// Where the KV of the model's layers is, in their order.
     fn places(&self) -> impl Iterator<Item = KvPlace> + use<> {
-        let layout = layout(self.groups);
-        let groups = 0..self.groups.count() as u32;
-        groups.flat_map(move |group| {
-            let layers = 0..layout.layers_of(group as usize);
-            layers.map(move |layer| KvPlace { group, layer })
-        })
+        layout(self.groups).places()
     }
 
     fn read(&self, place: KvPlace, table: &[BlockId], position: usize) -> (u64, u64) {

@@ -45,7 +45,10 @@ impl BlockTable {
 
     /// How many blocks it has.
     pub(crate) fn num_present(&self) -> usize {
-        self.blocks.len() - self.groups.iter().map(|group| group.gone).sum::<usize>()
+        let places = self.places();
+        // Before a table has grown, it may lack blocks that it has no place for.
+        let gone = self.groups.iter().map(|group| group.gone.min(places));
+        self.blocks.len() - gone.sum::<usize>()
     }
 
     /// How many of the first blocks of a group are gone.

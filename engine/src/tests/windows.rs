@@ -162,16 +162,16 @@ fn what_was_not_reserved_cannot_be_missing() {
     bench.assert_complete_and_idle();
 }
 
-#[test]
-fn a_prefix_is_found_though_its_beginning_is_forgotten() {
+/// Of a text whose first blocks have been given to another one of `other` tokens, the whole is found, and no beginning.
+fn finds_a_text_without_its_beginning(limits: EngineLimits, other: usize) {
     let mut bench = Bench::new(EngineLimits {
         prefix_cache: true,
-        ..windowed(16)
+        ..limits
     });
     bench.add(long(1, 60, 4));
     bench.run();
-    // The first blocks left the window first, so they go first.
-    bench.add(long(2, 30, 4));
+    // What left the window first goes first.
+    bench.add(long(2, other, 4));
     bench.run();
     assert!(bench.engine.stats().cache_evictions > 0);
     let (start, whole) = (bench.add(long(1, 20, 2)), bench.add(long(1, 61, 2)));
@@ -179,6 +179,11 @@ fn a_prefix_is_found_though_its_beginning_is_forgotten() {
     assert_eq!(bench.observed[&start].cached_tokens, Some(0));
     assert_eq!(bench.observed[&whole].cached_tokens, Some(60));
     bench.assert_complete_and_idle();
+}
+
+#[test]
+fn a_prefix_is_found_though_its_beginning_is_forgotten() {
+    finds_a_text_without_its_beginning(windowed(16), 30);
 }
 
 #[test]
@@ -336,23 +341,11 @@ fn of_a_prompt_comes_all_in_some_layers_and_a_window_in_others() {
 #[test]
 fn a_beginning_is_found_where_all_groups_have_what_they_need_of_it() {
     let limits = EngineLimits {
-        prefix_cache: true,
         total_blocks: 48,
         max_seq_len: 96,
         ..mixed(100)
     };
-    let mut bench = Bench::new(limits);
-    bench.add(long(1, 60, 4));
-    bench.run();
-    // What left the window first goes first, and with it the hits that end there; the text as a whole is still found.
-    bench.add(long(2, 20, 4));
-    bench.run();
-    assert!(bench.engine.stats().cache_evictions > 0);
-    let (start, whole) = (bench.add(long(1, 20, 2)), bench.add(long(1, 61, 2)));
-    bench.run();
-    assert_eq!(bench.observed[&start].cached_tokens, Some(0));
-    assert_eq!(bench.observed[&whole].cached_tokens, Some(60));
-    bench.assert_complete_and_idle();
+    finds_a_text_without_its_beginning(limits, 20);
 }
 
 proptest! {
